@@ -135,6 +135,8 @@ void StackPass::attend(int64_t index, int thread) {
         if (!layer.sinks.empty()) task.sinks = layer.sinks.data();
         if (layer.score_scale > 0.0f) task.scale = layer.score_scale;
         task.scratch = scratch_of(thread);
+        task.share_parts = share_parts_;
+        if (shares_ && layer.window == 0) task.shares = shares_ + task.row_begin * shape_.num_heads * 2 * share_parts_;
         kernels_.attention(layer_kv, task);
     });
 }

@@ -80,12 +80,17 @@ std::vector<AdaptedRows> Decoder::adapted_rows(const Batch& batch) const {
     return rows;
 }
 
-void Decoder::forward(const Batch& batch, KvStore& store, StateStore* states, float* logits, float* hidden) {
+void Decoder::forward(const Batch& batch, KvStore& store, StateStore* states, float* logits, float* hidden, float* shares,
+                      int64_t share_parts) {
     workers_->pool.require_own_process();
     std::lock_guard<std::mutex> lock(workers_->pass_mutex);
     check(batch, store);
     check_recurrent_states(batch, states);
-    Pass(*this, {batch, store, 0, nullptr, 0, states}, adapted_rows(batch), logits, hidden).run();
+    for (int64_t request = 0; shares && request < batch.requests; ++request) {
+        require(batch.row_starts[request + 1] == request + 1, "shares of attention are returned only for passes with one row per request");
+        require(batch.kv_lens[request] <= share_parts * kSharePart, "there is no room for the shares of all parts");
+    }
+    Pass(*this, {batch, store, 0, nullptr, 0, states, shares, share_parts}, adapted_rows(batch), logits, hidden).run();
 }
 
 void Decoder::check_exit(const ExitRows& rows, const KvStore& store, size_t kind) const {

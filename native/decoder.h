@@ -26,8 +26,9 @@ public:
     void set_embedding_and_output(Matrix embedding, Matrix head, std::vector<float> final_norm);
 
     // Runs a pass. Writes logits [logit rows, vocab] and hidden [hidden rows, taps * hidden size]. The store's first kind of
-    // rows is this decoder's. `states` is null if no layer is recurrent.
-    void forward(const Batch& batch, KvStore& store, StateStore* states, float* logits, float* hidden);
+    // rows is this decoder's. `states` is null if no layer is recurrent. To `shares` [requests, heads, 2, parts], unless it is
+    // null, all layers without a window add; then every request has one row.
+    void forward(const Batch& batch, KvStore& store, StateStore* states, float* logits, float* hidden, float* shares, int64_t share_parts);
 
     // Runs a pass of an early exit, whose last layer has rows of `kind`. Writes logits [logit rows, vocab]; there are none if
     // the rows have states.

@@ -26,7 +26,7 @@ StateChunk state_chunk(const Chunk& chunk) {
 
 void forward(Decoder& decoder, KvStore& store, const nb::tuple& arrays, const std::vector<std::pair<int64_t, bool>>& taps,
              const Array<float, 2>& logits, const Array<float, 2>& hidden, std::vector<int32_t> adapters, StateStore* states,
-             const Chunks& chunks, std::vector<std::pair<int64_t, int64_t>> ring_copies) {
+             const Chunks& chunks, std::vector<std::pair<int64_t, int64_t>> ring_copies, const std::optional<Array<float, 4>>& shares) {
     Batch batch = read_batch(arrays, taps);
     batch.adapters = std::move(adapters);
     batch.ring_copies = std::move(ring_copies);
@@ -37,10 +37,13 @@ void forward(Decoder& decoder, KvStore& store, const nb::tuple& arrays, const st
     const bool fits = static_cast<int64_t>(logits.shape(0)) == batch.logit_count &&
                       static_cast<int64_t>(logits.shape(1)) == decoder.vocab_size() &&
                       static_cast<int64_t>(hidden.shape(0)) == batch.hidden_count &&
-                      hidden.shape(1) == taps.size() * static_cast<size_t>(decoder.shape().hidden_size);
+                      hidden.shape(1) == taps.size() * static_cast<size_t>(decoder.shape().hidden_size) &&
+                      (!shares || (static_cast<int64_t>(shares->shape(0)) == batch.requests &&
+                                   static_cast<int64_t>(shares->shape(1)) == decoder.shape().num_heads && shares->shape(2) == 2));
     if (!fits) throw std::invalid_argument("the output arrays do not fit the batch");
     nb::gil_scoped_release release;
-    decoder.forward(batch, store, states, logits.data(), hidden.data());
+    decoder.forward(batch, store, states, logits.data(), hidden.data(), shares ? shares->data() : nullptr,
+                    shares ? static_cast<int64_t>(shares->shape(3)) : 0);
 }
 
 void exit_forward(Decoder& decoder, KvStore& store, size_t kind, const nb::tuple& arrays, const Array<const int32_t, 1>& starts,
@@ -248,7 +251,8 @@ void bind_decoder(nb::module_& m) {
             self.set_embedding_and_output(std::move(embedding), std::move(head), copied(final_norm));
         }, nb::arg("embedding"), nb::arg("head"), nb::arg("final_norm"))
         .def("forward", &forward, nb::arg("store"), nb::arg("arrays"), nb::arg("taps"), nb::arg("logits"), nb::arg("hidden"),
-             nb::arg("adapters"), nb::arg("states").none(), nb::arg("chunks"), nb::arg("ring_copies"))
+             nb::arg("adapters"), nb::arg("states").none(), nb::arg("chunks"), nb::arg("ring_copies"),
+             nb::arg("shares").none())
         .def("exit", &exit_forward, nb::arg("store"), nb::arg("kind"), nb::arg("arrays"), nb::arg("starts"), nb::arg("states").none(),
              nb::arg("logits"))
         .def("set_adapter", &set_adapter, nb::arg("slot"), nb::arg("layers").none())
@@ -263,6 +267,7 @@ void register_decoder(nb::module_& m) {
     m.attr("BATCH_ARRAYS") = batch_arrays();
     m.attr("STATE_CHUNK") = kStateChunk;
     m.attr("RING_ROWS") = kRingRows;
+    m.attr("SHARE_PART") = kSharePart;
     bind_kv_store(m);
     bind_experts(m);
     bind_latent(m);

@@ -49,6 +49,7 @@ StackPass::StackPass(Stack& stack, const PassRows& rows, int64_t widest_input, s
       pool_(stack.workers_->pool), kind_(rows.kind), shared_layers_(rows.shared_layers),
       widest_input_(std::max({widest_input, shape_.hidden_size, shape_.query_width(), shape_.intermediate_size,
                               stack.mixtures_.expert_width, stack.mixtures_.experts})),
+      shares_(rows.shares), share_parts_(rows.share_parts),
       adapted_rows_(std::move(adapted_rows)) {
     for (const Layer& layer : stack.layers_) {
         int64_t width = 0;

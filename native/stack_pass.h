@@ -17,6 +17,8 @@ struct PassRows {
     // other layers use those of `kind`.
     int64_t shared_layers = 0;
     StateStore* states = nullptr;   // null: no layer is recurrent
+    float* shares = nullptr;        // [rows, heads, 2, parts], see AttentionTask; null: not wanted
+    int64_t share_parts = 0;
 };
 
 // Memory for the input rows of matrix products, in the format that the matrix reads: float32 or quantised.
@@ -205,6 +207,8 @@ private:
     size_t kind_;
     int64_t shared_layers_;
     int64_t widest_input_;   // of all matrix products
+    float* shares_;          // as in PassRows
+    int64_t share_parts_;
 
     // Arrays in the workspace.
     float* projected_ = nullptr;        // [rows, projected width], output of the input projections

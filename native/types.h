@@ -12,6 +12,7 @@ constexpr int64_t kRotation = 64;   // columns that one Hadamard rotation mixes
 constexpr int64_t kMaxGroup = 192;  // most columns per scale: their integer sums stay below 2^22
 constexpr int64_t kTokenBlock = 64;   // tokens per pass over the weights: their activations stay in the cache
 constexpr int64_t kPageSize = 16;   // KV rows per page
+constexpr int64_t kSharePart = 128;   // positions per part of AttentionTask::shares; a multiple of kKeyTile
 constexpr int64_t kKeyTile = 32;    // positions per softmax tile; tiles begin at multiples of it
 constexpr int64_t kQueryTile = 4;   // queries that are scored together against a tile: their sums stay in registers
 constexpr int64_t kAttentionRows = 16;   // most rows of a request in one attention task, which reads each tile once
@@ -146,6 +147,10 @@ struct AttentionTask {
     float softcap;                // scores become softcap * tanh(score / softcap); 0: they stay
     const float* sinks;           // [heads], a score per head that takes part in the softmax without a position; null: none
     float* scratch;               // attention_scratch_floats() floats
+    // [heads, 2, parts] of the task's only row: to the first half, the share of each part of kSharePart positions is added; the
+    // second half is memory for the kernel. Null: shares are not wanted.
+    float* shares = nullptr;
+    int64_t share_parts = 0;
 };
 
 // Rows of one head of a recurrent layer within a chunk, in order of position.

@@ -3,6 +3,7 @@
 #pragma once
 
 #include "../types.h"
+#include "attention_shares.h"
 #include "softmax_tile.h"
 
 namespace {
@@ -241,6 +242,8 @@ void attend(const KvView& kv, const AttentionTask& task) {
         earliest = first_visible[row] < earliest ? first_visible[row] : earliest;
     }
     begin_states(kv, task, states);
+    PartShares shares(task);
+    if (task.shares) shares.begin(states);
     for (int64_t begin = earliest / kKeyTile * kKeyTile; begin < visible; begin += kKeyTile) {
         const int64_t end = begin + kKeyTile;
         // Without a window, all rows begin at the same position of their first tile, so they can share it even in part.
@@ -268,7 +271,9 @@ void attend(const KvView& kv, const AttentionTask& task) {
                                                              : prefix_tile<T>(kv, task, begin, begin + count);
             absorb_stored<IsLatent, T>(kv, task, tile, nullptr, {hidden_count, count, task.softcap}, states, {{row}, 1}, scores);
         }
+        if (task.shares && (end % kSharePart == 0 || end >= visible)) shares.end_part(states, end);
     }
+    if (task.shares) shares.finish(visible);
     finish_states(kv, task, states);
 }
 

@@ -246,13 +246,14 @@ def test_a_drafter_guesses_as_a_fresh_one_would(llm: LLM, family: Family):
     """Whatever was accepted, rejected or skipped before, its guesses are those of the committed text.
 
     Not those that guess from the target's states: tests/integration/test_head_rows.py, test_heads_at_once.py; nor
-    those that guess from what the target drew, which a fresh one has not seen.
+    those that guess from what the target drew, which a fresh one has not seen; nor those that need its KV rows.
     """
     for form in family.forms:
         if "suffix" in form["method"]:
             form |= {"max_stored_tokens": 0}  # what it remembers of ended requests is not in question here
     engine, drafters = engine_with(llm, family, Flickering, seed=8)
-    numbers = [n for n, one in enumerate(drafters) if not (one.traits.needs.taps or one.traits.needs.draws)]
+    needs = [drafter.traits.needs for drafter in drafters]
+    numbers = [n for n, one in enumerate(needs) if not (one.taps or one.draws or one.target_rows)]
     if not numbers:
         pytest.skip("all guess from the target's states")
     requests = {number: start_named(engine, family.asked(number), number) for number in numbers}
@@ -363,12 +364,14 @@ def test_forks_preemptions_and_prefix_hits_do_not_show(
     check_nothing_is_held(drafters)
 
 
+HELD = ("_indexes", "_readers", "_known", "_sequences", "_states", "_rankings")
+"""What drafters keep by request."""
+
+
 def check_nothing_is_held(by: Sequence[Drafter]) -> None:
     for guard in (guard for drafter in by for guard in _guards(drafter)):
         drafter = guard._drafter
-        held = [
-            getattr(drafter, name, {}) for name in ("_indexes", "_readers", "_known", "_sequences", "_states")
-        ]
+        held = [getattr(drafter, name, {}) for name in HELD]
         assert not any(held)
         if hasattr(drafter, "_cache"):
             drafter.check_integrity()

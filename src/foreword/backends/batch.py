@@ -26,6 +26,9 @@ MAX_DRAFT_NODES = 64
 MASK_WORDS = (MAX_DRAFT_NODES + 63) // 64
 """64-bit words of an ancestor mask."""
 
+SHARE_PART = 128
+"""KV rows per part of `ForwardOutput.shares`."""
+
 Ints = NDArray[np.int32]
 
 
@@ -173,6 +176,9 @@ class ForwardBatch:
     drawn_before: Tensor | None = None
     # [requests], adapter slots, on the host; 0, or an empty tuple: the base model
     adapters: tuple[int, ...] = ()
+    # Whether block tables leave out pages of a text. KV rows are then numbered without them, unlike positions.
+    has_gaps: bool = False
+    wants_shares: bool = False  # whether the pass returns `shares`; only for passes with one row per request
     # For recurrent layers, on the host; empty: there are none
     chunks: tuple[RequestChunks, ...] = ()  # [requests]
     ring_copies: tuple[tuple[int, int], ...] = ()  # (from, to) physical rows of rings; executed first
@@ -243,6 +249,17 @@ def check_taps(taps: Iterable[Tap], num_layers: int) -> None:
             raise ValueError("only hidden states after the last layer can be taken after the final norm")
 
 
+def check_shares(batch: ForwardBatch) -> None:
+    """Raise `ValueError` if the batch wants shares of attention and a request has not exactly one row."""
+    if batch.wants_shares and len(batch.token_ids) != len(batch.kv_lens):
+        raise ValueError("shares of attention are returned only for passes with one row per request")
+
+
+def num_share_parts(batch: ForwardBatch) -> int:
+    """Return the number of parts of the longest text."""
+    return -(-int(batch.arrays.kv_lens.max(initial=0)) // SHARE_PART)
+
+
 def resolve_ids(token_ids: Tensor, drawn: Tensor) -> Tensor:
     """Return token ids with id -1 - i replaced by `drawn[i]`, or by 0 if the previous pass drew no token there."""
     picked = drawn[(-1 - token_ids).clamp(min=0).long()].clamp(min=0)
@@ -256,3 +273,6 @@ class ForwardOutput:
     logits: Tensor  # float32 [len(logit_rows), vocab]
     hidden: Mapping[Tap, Tensor]  # [len(hidden_rows), hidden size] per tap of the batch
     is_cold: bool = False  # whether the pass compiled or captured something, so that its time is not typical
+    # If wanted, float32 [requests, parts]: how much of a request's attention goes to each part of its KV rows. A sum
+    # over all heads of layers without a sliding window; each head has 1 in total, and attention sinks do not count.
+    shares: Tensor | None = None

@@ -147,7 +147,7 @@ class SpeculationConfig:
             reason = " ".join(str(error).split()) or type(error).__name__
             raise RequestError(f"speculation: {name} cannot be made with these settings: {reason}") from error
         # An abandoned thread must not write KV pages: drafters with rows there are called in the caller's thread.
-        needs_thread = kind.can_hang and not drafter.traits.needs.rows
+        needs_thread = kind.can_hang and not drafter.traits.needs.uses_pages
         return GuardedDrafter(drafter, name, CallerThread(name, self.draft_timeout) if needs_thread else None)
 
     def _options_of(self, methods: Sequence[str]) -> dict[str, Any]:

@@ -17,6 +17,7 @@ OWN_METHODS = {
     "remote": "foreword.drafters.remote:KIND",
     "draft_model": "foreword.drafters.model.autoregressive:DRAFT_MODEL",
     "self_quantized": "foreword.drafters.model.self_quantized:KIND",
+    "sparse_kv": "foreword.drafters.model.sparse_kv:KIND",
     "layer_skip": "foreword.drafters.model.layer_skip:KIND",
     "eagle": "foreword.drafters.heads.eagle:EAGLE",
     "eagle3": "foreword.drafters.heads.eagle:EAGLE3",

@@ -183,6 +183,7 @@ class Decoder:
         states: StateStore | None,
         chunks: Sequence[tuple[Any, ...]],
         ring_copies: Sequence[tuple[int, int]],
+        shares: Floats | None,
     ) -> None: ...
     def exit(
         self,

@@ -103,6 +103,7 @@ class DrafterNeeds:
 
     taps: tuple[Tap, ...] = ()  # layers whose hidden states every `Commit` must contain
     rows: tuple[RowSpec, ...] = ()  # the drafter's KV rows in the target's pages
+    target_rows: bool = False  # whether it reads the target's own KV rows, and writes those of draft tokens
     # Whether every `Commit` must have the token that the target samples after each verified node
     draws: bool = False
     # Number of rows after the text that the drafter overwrites while drafting; 0: as many as the draft has nodes.
@@ -111,10 +112,21 @@ class DrafterNeeds:
     def __or__(self, other: "DrafterNeeds") -> "DrafterNeeds":
         taps = tuple(dict.fromkeys((*self.taps, *other.taps)))
         rows = tuple(dict.fromkeys((*self.rows, *other.rows)))
-        return DrafterNeeds(taps, rows, self.draws or other.draws, max(self.scratch, other.scratch))
+        return DrafterNeeds(
+            taps,
+            rows,
+            self.target_rows or other.target_rows,
+            self.draws or other.draws,
+            max(self.scratch, other.scratch),
+        )
 
     def __bool__(self) -> bool:
-        return bool(self.taps or self.rows or self.draws)
+        return bool(self.taps or self.uses_pages or self.draws)
+
+    @property
+    def uses_pages(self) -> bool:
+        """Whether the drafter writes KV rows in the target's pages."""
+        return bool(self.rows) or self.target_rows
 
 
 NO_NEEDS = DrafterNeeds()

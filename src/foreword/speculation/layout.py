@@ -46,6 +46,8 @@ class SequenceRows(NamedTuple):
     # For the last tokens of the run, if they are not in `tokens` yet: the rows of the previous pass that sample them.
     drawn_at: Sequence[int] = ()
     adapter: int = 0  # adapter slot; 0: the base model
+    # Rows of the text, before the run, whose pages `kv` leaves out: the rows of `kv` are numbered without them.
+    left_out: int = 0
 
 
 class BatchBuffers:
@@ -100,6 +102,10 @@ class BatchBuffers:
         else:
             _fill_rows(arrays, sequences, rows, cache.page_size)
         _fill_tokens(arrays, sequences, rows)
+        left_out = [sequence.left_out for sequence in sequences]
+        if any(left_out):
+            np.add(arrays.positions, np.repeat(left_out, rows.counts), out=arrays.positions, casting="unsafe")
+            batch = replace(batch, has_gaps=True)
         if moves:
             arrays.kv_copies[:] = [(move.source, cache.slot(move.owner, move.row)) for move in moves]
         adapters = tuple(sequence.adapter for sequence in sequences)
@@ -269,7 +275,7 @@ def _fill_tokens(arrays: BatchArrays, sequences: Sequence[SequenceRows], rows: "
     """Fill in the token of every row; −1 − index stands for a token that the device has at this index."""
     tokens: list[int] = []
     for sequence, begin, end in zip(sequences, rows.begins, rows.ends, strict=True):
-        tokens += sequence.tokens[begin:end]
+        tokens += sequence.tokens[begin + sequence.left_out : end + sequence.left_out]
         if sequence.drawn_at:
             tokens += [-1 - row for row in sequence.drawn_at]
         if sequence.draft.parents:

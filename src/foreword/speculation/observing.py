@@ -183,7 +183,7 @@ class Observation:
                     states if needs.taps else NO_STATES,
                     verdict.draft,
                     verdict.draws if needs.draws else (),
-                    memory.of(entry.kv) if needs.rows and memory is not None else None,
+                    memory.of(entry.kv) if needs.uses_pages and memory is not None else None,
                     draft_begin,  # accepted draft tokens may be moved later
                     is_on,
                 )

@@ -189,7 +189,7 @@ def call_drafters(
         if not group:
             continue
         method, drafter = group[0].plan.method, group[0].plan.drafter
-        row_memory = memory if drafter.traits.needs.rows else None
+        row_memory = memory if drafter.traits.needs.uses_pages else None
         tasks = [_draft_task(entries[index], plan, row_memory) for index, plan, _ in group]
         for index, _, _ in group:
             entries[index].request.drafter_view.notified[id(drafter)] = drafter

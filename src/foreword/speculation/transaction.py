@@ -52,7 +52,7 @@ class Transaction:
         planned = [
             (entry, plan)
             for entry, plan in zip(self.entries, plans, strict=True)
-            if plan is not None and plan.drafter.traits.needs.rows
+            if plan is not None and plan.drafter.traits.needs.uses_pages
         ]
         for entry, plan in planned:
             self.cache.reserve(entry.kv, entry.run + plan.max_nodes)

@@ -159,7 +159,7 @@ def test_chains_that_are_read_at_their_end_are_those_that_are_read_level_by_leve
         return drafter.propose(asks)
 
     unread = drafts()
-    monkeypatch.setattr("foreword.drafters.model.autoregressive.can_draw_on_device", lambda tree: False)
+    monkeypatch.setattr("foreword.drafters.model.levels.can_draw_on_device", lambda tree: False)
     assert unread == drafts()
     lengths = [len(draft) for draft in unread]
     assert lengths == [1, 5, 3, 5, 2] if decoder is MarkovDecoder else min(lengths) < max(lengths)

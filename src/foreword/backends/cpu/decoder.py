@@ -5,8 +5,15 @@ from dataclasses import replace
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
-from foreword.backends.batch import ConcatenatedStates, ForwardBatch, ForwardOutput
+from foreword.backends.batch import (
+    ConcatenatedStates,
+    ForwardBatch,
+    ForwardOutput,
+    check_shares,
+    num_share_parts,
+)
 from foreword.backends.cpu.adapters import AdapterPacker
 from foreword.backends.cpu.head_factory import CpuHeads
 from foreword.backends.cpu.kv_store import HEAD_ALIGNMENT, CpuKvStore
@@ -119,6 +126,7 @@ class CpuDecoder:
             raise ValueError("the KV store was made for another decoder")
         arrays = batch.arrays  # NumPy arrays: passing torch tensors takes longer than a small pass
         taps = list(dict.fromkeys(batch.taps))
+        shares = self._new_shares(batch) if batch.wants_shares else None
         logits = np.empty((len(arrays.logit_rows), self.config.vocab_size), dtype=np.float32)
         hidden = np.empty((len(arrays.hidden_rows), len(taps) * self.config.hidden_size), dtype=np.float32)
         self._native.forward(
@@ -131,8 +139,19 @@ class CpuDecoder:
             store.states,
             batch.chunks,
             batch.ring_copies,
+            shares,
         )
-        return ForwardOutput(torch.from_numpy(logits), ConcatenatedStates(taps, hidden) if taps else {})
+        return ForwardOutput(
+            torch.from_numpy(logits),
+            ConcatenatedStates(taps, hidden) if taps else {},
+            shares=None if shares is None else torch.from_numpy(shares[:, :, 0].sum(1)),
+        )
+
+    def _new_shares(self, batch: ForwardBatch) -> NDArray[np.float32]:
+        """Return zeros, [requests, heads, 2, parts]: the sums of every head, then memory for the kernels."""
+        check_shares(batch)
+        heads = max(layer.attention.num_heads for layer in self.config.layers if layer.has_attention)
+        return np.zeros((len(batch.kv_lens), heads, 2, num_share_parts(batch)), np.float32)
 
 
 def load_cpu_decoder(

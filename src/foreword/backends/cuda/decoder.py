@@ -8,13 +8,13 @@ from typing import Self
 import torch
 from torch import Tensor
 
-from foreword.backends.batch import ForwardBatch, ForwardOutput, Tap
+from foreword.backends.batch import ForwardBatch, ForwardOutput, Tap, num_share_parts
 from foreword.backends.cuda.adapters import AdapterTable, RowAdapters
 from foreword.backends.cuda.block_heads import CudaBlockHead
 from foreword.backends.cuda.chain_heads import CudaHead
 from foreword.backends.cuda.compiling import kernels_of
 from foreword.backends.cuda.graphs import GraphsByMemory
-from foreword.backends.cuda.kernels.ancestors import ancestor_nodes, ancestor_slots
+from foreword.backends.cuda.kernels.ancestors import ancestor_nodes, ancestor_slots, row_indices
 from foreword.backends.cuda.kernels.attention import AttentionMetadata, latent_group
 from foreword.backends.cuda.kernels.moves import move_rows
 from foreword.backends.cuda.kernels.rows import add_norm, as_logits, fill_in, take_rows
@@ -42,8 +42,8 @@ from foreword.models.formats.checkpoint import Checkpoint
 from foreword.models.heads.opening import Head
 from foreword.models.rope import CosSin, Rotations
 
-Result = tuple[Tensor, dict[Tap, Tensor]]
-"""Logits and hidden states of a pass, padded, in memory that the next pass overwrites."""
+Result = tuple[Tensor, dict[Tap, Tensor], Tensor | None]
+"""Logits, hidden states and shares of a pass, padded, in memory that the next pass overwrites."""
 
 
 class CudaHeads:
@@ -179,13 +179,15 @@ class CudaDecoder(DescribedDecoder[Matrix]):
             return self._load_kernels(layout.shape, body)
 
         if self._captures and layout.shape.is_decode and uploaded.is_fixed:
-            (logits, padded), is_cold = self._graphs.of(store).run(layout.shape, body, load)
+            (logits, padded, shares), is_cold = self._graphs.of(store).run(layout.shape, body, load)
         else:
             load()
-            (logits, padded), is_cold = body(), False
+            (logits, padded, shares), is_cold = body(), False
         hidden = {tap: rows[: len(batch.hidden_rows)].clone() for tap, rows in padded.items()}
+        if shares is not None:
+            shares = shares[: len(batch.kv_lens), : num_share_parts(batch)].clone()
         scale, cap = self.config.logit_scale, self.config.logit_softcap
-        return ForwardOutput(as_logits(logits[: len(batch.logit_rows)], scale, cap), hidden, is_cold)
+        return ForwardOutput(as_logits(logits[: len(batch.logit_rows)], scale, cap), hidden, is_cold, shares)
 
     def _load_kernels(self, shape: PassShape, body: Callable[[], Result]) -> bool:
         """Compile the kernels of a pass if needed; return whether the pass launches only these kernels."""
@@ -200,9 +202,10 @@ class CudaDecoder(DescribedDecoder[Matrix]):
         batch, weights, eps = uploaded.batch, self.weights, self.config.norm.eps
         stream = take_rows(weights.embedding, batch.token_ids, self._embedding_scale)
         keys, values = store.arrays(DECODER_ROWS)
+        metadata = self._metadata(shape, uploaded, store.page_size)
         inputs = LayerPass(
             uploaded=uploaded,
-            metadata=self._metadata(shape, uploaded, store.page_size),
+            metadata=metadata,
             cos_sin=self._cos_sin(batch.positions),
             keys=keys,
             values=values,
@@ -231,7 +234,8 @@ class CudaDecoder(DescribedDecoder[Matrix]):
         last_norm = add_norm(stream, delta, weights.final_norm, eps, normed.numbers, None, *delta_norm, bias)
         self._store_hidden(hidden, Tap(self.config.num_layers), shape, batch, stream)
         self._store_hidden(hidden, Tap(self.config.num_layers, normed=True), shape, batch, last_norm)
-        return self._products(take_rows(last_norm, batch.logit_rows), weights.head, None), hidden
+        logits = self._products(take_rows(last_norm, batch.logit_rows), weights.head, None)
+        return logits, hidden, metadata.shares
 
     def _plan(self, batch: ForwardBatch, layout: Layout, store: TorchKvStore) -> list[Piece]:
         """Return the arrays that name the states and ring rows of recurrent layers; empty: there are none."""
@@ -268,8 +272,14 @@ class CudaDecoder(DescribedDecoder[Matrix]):
             ancestors = ancestor_slots(
                 batch.prefix_lens, batch.ancestor_masks, uploaded.requests, batch.block_tables, page_size
             )
+        positions, prefixes = batch.positions, batch.prefix_lens
+        if shape.has_gaps:
+            positions = row_indices(prefixes, batch.ancestor_masks)
+        shares = None
+        if shape.wants_shares:
+            shares = torch.zeros((shape.rows, shape.parts), device=positions.device)
         return AttentionMetadata(
-            batch.positions, batch.prefix_lens, batch.block_tables, ancestors, page_size, shape.has_trees
+            positions, prefixes, batch.block_tables, ancestors, page_size, shape.has_trees, shares=shares
         )
 
 

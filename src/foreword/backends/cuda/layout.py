@@ -69,6 +69,8 @@ class PassShape:
     has_trees: bool
     has_adapters: bool
     taps: tuple[Tap, ...]
+    has_gaps: bool  # whether positions differ from the indices of KV rows
+    wants_shares: bool
 
     def __hash__(self) -> int:
         return self._hash
@@ -125,7 +127,16 @@ class Layout:
         # long text runs alone at the end.
         is_even = 2 * int(narrow_parts.sum()) >= max_parts * len(narrow_parts)
         sizes = arrays.block_tables.shape[1], len(arrays.logit_rows), len(arrays.hidden_rows)
-        return _layout(cut, max_parts, is_even, sizes, batch.adapters, batch.taps, (page_size, kv_heads))
+        return _layout(
+            cut,
+            max_parts,
+            is_even,
+            sizes,
+            batch.adapters,
+            batch.taps,
+            (page_size, kv_heads),
+            (batch.has_gaps, batch.wants_shares),
+        )
 
 
 # Consecutive passes often differ only in the lengths of texts; they get the same object.
@@ -138,6 +149,7 @@ def _layout(
     adapters: tuple[int, ...],
     taps: tuple[Tap, ...],
     model: tuple[int, int],
+    flags: tuple[bool, bool],
 ) -> Layout:
     """Lay out a pass, given only the values on which its layout depends, so that the result can be cached.
 
@@ -145,8 +157,10 @@ def _layout(
     - `max_parts`, `is_even`: of texts in narrow tiles, the maximum number of parts, and whether lengths are similar.
     - `sizes`: pages of the block table, logit rows, hidden rows.
     - `model`: page size, KV heads.
+    - `flags`: whether the batch has gaps, and whether it wants shares.
     """
     (table_pages, logit_rows, hidden_rows), (page_size, kv_heads) = sizes, model
+    has_gaps, wants_shares = flags
     tiling = _cut_into_tiles(*cut)
     rows, narrow_tiles = padded_rows(len(tiling.requests)), len(tiling.narrow.counts)
     if len(tiling.wide.counts):
@@ -165,10 +179,12 @@ def _layout(
         narrow_rows=tiling.narrow_rows,
         wide_tiles=len(tiling.wide.counts),
         wide_rows=tiling.wide_rows,
-        splits=narrow_tiles * kv_heads < ENOUGH_PROGRAMS or not is_even,
+        splits=narrow_tiles * kv_heads < ENOUGH_PROGRAMS or not is_even or wants_shares,
         has_trees=tiling.has_trees,
         has_adapters=any(adapters),
         taps=tuple(dict.fromkeys(taps)),
+        has_gaps=has_gaps,
+        wants_shares=wants_shares,
     )
     slots = np.array(adapters if shape.has_adapters else (), np.int32)
     return Layout(

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
-from foreword.backends.batch import ForwardBatch
+from foreword.backends.batch import SHARE_PART, ForwardBatch
 from foreword.backends.interface import HeadInput
 from foreword.backends.torch.staging import RequestGroup, StagedBatch
 
@@ -39,6 +39,9 @@ class PagedKv:
     values: LayerRows
     slots: Tensor  # int64 [rows], physical rows to write
     views: list[GroupView]  # rows to read, by group of requests
+    shares: Tensor | None = (
+        None  # float32 [rows, parts], to which `add_shares` adds; None: they are not wanted
+    )
 
 
 def group_views(staged: StagedBatch, page_size: int, empty_slot: int) -> list[GroupView]:
@@ -137,6 +140,33 @@ def paged_attention(
             )
         attended[view.rows] = result.transpose(1, 2)
     return attended[:num_rows]
+
+
+def add_shares(
+    shares: Tensor,
+    queries: Tensor,
+    keys: LayerRows,
+    view: GroupView,
+    scale: float,
+    softcap: float | None = None,
+) -> None:
+    """Add the shares of attention that go to each part of the KV rows; queries [rows, heads, dim], one row per request.
+
+    `shares` is [rows, parts]; `ForwardOutput.shares` describes them.
+    """
+    rows = view.rows[:, 0].clamp(max=len(queries) - 1)
+    found = keys[view.slots]  # [requests, kv rows, kv heads, dim]
+    heads = queries[rows].view(
+        len(rows), found.shape[2], -1, queries.shape[2]
+    )  # [requests, kv heads, heads of each, dim]
+    scores = torch.einsum("rkgd,rnkd->rkgn", heads, found) * scale
+    if softcap is not None:
+        scores = softcap * torch.tanh(scores / softcap)
+    hidden = ~view.visible[:, 0, None, None]
+    weights = scores.float().masked_fill(hidden, -torch.inf).softmax(-1).nan_to_num().sum((1, 2))
+    parts = torch.arange(weights.shape[1], device=weights.device) // SHARE_PART
+    by_part = weights.new_zeros(len(rows), shares.shape[1]).index_add_(1, parts, weights)
+    shares.index_add_(0, rows, by_part * (view.rows < len(queries)))
 
 
 def _explicit_attention(

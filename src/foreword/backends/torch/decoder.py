@@ -8,7 +8,15 @@ from typing import Generic, Self
 import torch
 from torch import Tensor
 
-from foreword.backends.batch import ForwardBatch, ForwardOutput, Tap, check_taps, resolve_ids
+from foreword.backends.batch import (
+    ForwardBatch,
+    ForwardOutput,
+    Tap,
+    check_shares,
+    check_taps,
+    num_share_parts,
+    resolve_ids,
+)
 from foreword.backends.interface import DecodeSize, KvStore
 from foreword.backends.memory import kv_rows, state_spec
 from foreword.backends.support import require_supported
@@ -93,6 +101,7 @@ class DescribedDecoder(ABC, Generic[M_co]):
         if not isinstance(store, TorchKvStore) or store.spec.decoder != self._kv_rows:
             raise ValueError("the KV store was made for another decoder")
         check_taps(batch.taps, self.config.num_layers)
+        check_shares(batch)
         has_states = store.recurrent is not None and len(batch.chunks) == len(batch.kv_lens)
         if self.config.recurrent is not None and not has_states:
             raise ValueError("the batch or the KV store has no states, which recurrent layers need")
@@ -136,6 +145,7 @@ class TorchDecoder(DescribedDecoder):
         """Run one pass over a batch on the CPU; move and write KV rows as it says. Do not wait for the device."""
         store, stack = self._checked_store(batch, store), self._stack
         adapters = pass_adapters(batch, self._adapters, self.device)
+        requests, parts, shares = len(batch.kv_lens), num_share_parts(batch), self._new_shares(batch)
         states = self._states(batch, store)
         staged = stack.staging.stage(batch, store.page_size, store.spare_slot)
         views = stack.views(staged, store)
@@ -156,11 +166,22 @@ class TorchDecoder(DescribedDecoder):
             else:
                 # A layer that is only an MLP reads no KV rows, but `PagedKv` needs an index that exists.
                 kv_index = kind_index if spec.has_attention else 0
-                kv = PagedKv(keys[kv_index], values[kv_index], slots, views[spec.attention.window])
+                window = spec.attention.window
+                layer_shares = shares if window is None and spec.has_attention else None
+                kv = PagedKv(keys[kv_index], values[kv_index], slots, views[window], layer_shares)
             stream = stack.layers.run(index, stream, cos_sin[index], kv, adapters.at(index))
         self._store_hidden(hidden, staged, self.config.num_layers, stream)
         final_rows = stack.final_norm(stream[batch.logit_rows])
-        return ForwardOutput(stack.logits(final_rows)[: staged.num_logits], hidden)
+        logits = stack.logits(final_rows)[: staged.num_logits]
+        return ForwardOutput(logits, hidden, shares=None if shares is None else shares[:requests, :parts])
+
+    def _new_shares(self, batch: ForwardBatch) -> Tensor | None:
+        """Return memory for the shares of attention, with rows and parts as they are padded; None: not wanted."""
+        if not batch.wants_shares:
+            return None
+        rounded = self._stack.staging.rounded
+        parts = rounded(num_share_parts(batch))
+        return torch.zeros((rounded(len(batch.token_ids)), parts), device=self.device)
 
     def _states(self, batch: ForwardBatch, store: TorchKvStore) -> list[RequestPass]:
         """Copy ring rows as the batch says; return what recurrent layers read and write."""

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import linear, scaled_dot_product_attention
 
-from foreword.backends.torch.attention import GroupView, PagedKv
+from foreword.backends.torch.attention import GroupView, PagedKv, add_shares
 from foreword.backends.torch.norms import rms_norm
 from foreword.backends.torch.weights import LatentWeights, LayerWeights
 from foreword.models.config import AttentionSpec, LatentSpec
@@ -40,6 +40,10 @@ def latent_attention(
     kv.keys[kv.slots] = stored.unsqueeze(1)
     attended = qkv.new_zeros((len(qkv) + 1, spec.num_heads, latent.value_dim))
     scale = spec.head_dim**-0.5 if spec.scale is None else spec.scale
+    if kv.shares is not None:
+        projected = torch.einsum("rhd,hdc->rhc", unrotated, weights.keys)
+        for view in kv.views:
+            add_shares(kv.shares, torch.cat((projected, rotated), dim=-1), kv.keys, view, scale)
     for view in kv.views:
         attend = absorbed if is_absorption_cheaper(latent, view.rows.shape[1]) else naive
         clamped_rows = view.rows.clamp(max=len(qkv) - 1)

@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.nn.functional import gelu, linear, relu, silu
 
 from foreword.backends.torch.adapters import LayerAdapters
-from foreword.backends.torch.attention import PagedKv, paged_attention
+from foreword.backends.torch.attention import PagedKv, add_shares, paged_attention
 from foreword.backends.torch.experts import Activation, mixture
 from foreword.backends.torch.latent import latent_attention
 from foreword.backends.torch.norms import SINGLE_RANK, Exchange, rms_norm
@@ -131,6 +131,10 @@ class TorchLayers:
     ) -> Tensor:
         """Store this pass's keys and values; return attention over all visible rows, [rows, query width]."""
         q, gate = self._store_kv(layer, spec, qkv, cos_sin, kv)
+        if kv.shares is not None:
+            scale = spec.head_dim**-0.5 if spec.scale is None else spec.scale
+            for view in kv.views:
+                add_shares(kv.shares, q, kv.keys, view, scale, spec.softcap)
         attended = paged_attention(
             q, kv.keys, kv.values, kv.views, spec.scale, spec.softcap, layer.sinks
         ).flatten(1)

@@ -1,17 +1,17 @@
 """Drafts with a decoder that has its own KV cache: `draft_model`, and the base class of similar methods."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-import torch
 from torch import Tensor
 
-from foreword.acceptance.transfer import HostCopy, started
+from foreword.acceptance.transfer import started
+from foreword.backends.batch import ForwardBatch, ForwardOutput
 from foreword.backends.interface import Decoder
 from foreword.backends.runner import ModelRunner
+from foreword.drafters.model.levels import LevelDrafter, TextRows
 from foreword.drafters.model.vocabularies import SharedTokens, shared_tokens
-from foreword.drafters.next_level import can_draw_on_device, draw_on_device, grow_chains, grow_trees
 from foreword.drafters.registry import DrafterResources, drawn_kind, tree_width
 from foreword.drafters.trees import GrowingTree
 from foreword.errors import RequestError
@@ -21,8 +21,8 @@ from foreword.kv.sequence import KvSequence
 from foreword.models.formats.checkpoint import open_checkpoint
 from foreword.models.sources.resolve import resolve_model
 from foreword.speculation.draft import NO_DRAFT, Draft
-from foreword.speculation.drafting import Drafter, DraftRequest, DraftSource, DraftTask, Traits
-from foreword.speculation.layout import BatchBuffers, SequenceRows
+from foreword.speculation.drafting import DraftRequest, DraftSource, DraftTask, Traits
+from foreword.speculation.layout import SequenceRows
 from foreword.speculation.proposing import fair_shares
 from foreword.speculation.settings import REQUIRED, DrafterSettings, setting
 
@@ -36,7 +36,7 @@ class DraftingSize:
     rows_per_pass: int = 256  # tokens per catch-up pass; longer texts take several passes
 
 
-class AutoregressiveDrafter(Drafter):
+class AutoregressiveDrafter(LevelDrafter):
     """Drafts with a decoder that has a KV cache of its own.
 
     `propose` first processes the tokens committed since the last call, in one pass of limited size. A request with a
@@ -63,10 +63,10 @@ class AutoregressiveDrafter(Drafter):
             raise RequestError(
                 "a draft model with recurrent layers is not supported yet; use ngram, suffix or a head instead"
             )
+        super().__init__(size.tree_width)
         self._weight_bytes = weight_bytes
         self._size = size
         self._cache = PagedCache(-(-size.kv_tokens // PAGE_SIZE), prefix_caching=True)
-        self._buffers = BatchBuffers()
         self._sequences: dict[int, tuple[int, KvSequence]] = {}  # request id -> (epoch, KV sequence)
         self._shared = shared
         sampled = None if shared else vocab_size
@@ -76,8 +76,9 @@ class AutoregressiveDrafter(Drafter):
 
     def propose(self, tasks: Sequence[DraftTask]) -> list[Draft]:
         """Return a chain, or a tree of `tree_width`, per task; empty if its KV cache is full."""
-        width = self._size.tree_width
-        growing = {index: GrowingTree(task, width) for index, task in enumerate(tasks) if self._reserve(task)}
+        growing = {
+            index: GrowingTree(task, self._width) for index, task in enumerate(tasks) if self._reserve(task)
+        }
         trees = list(growing.values())
         try:
             if trees:
@@ -126,51 +127,15 @@ class AutoregressiveDrafter(Drafter):
     def _kv(self, request: DraftRequest) -> KvSequence:
         return self._sequences[request.request_id][1]
 
+    def _rows_of(self, request: DraftRequest) -> TextRows:
+        return TextRows(self._kv(request))
+
     def _draft(self, trees: Sequence[GrowingTree]) -> None:
         """Process committed tokens, then draft all trees whose text is completely processed."""
         began = started(self._runner.decoder.device)
         trees, logits = self._catch_up(trees)
-        if not trees:
-            return
-        if self._size.tree_width == 1 and all(map(can_draw_on_device, trees)):
-            self._draft_on_device(trees, logits, began)
-            return
-        while trees:
-            if self._size.tree_width == 1:
-                grow_chains(trees, logits)
-            else:
-                grow_trees(trees, logits)
-            trees = [tree for tree in trees if not tree.is_done]
-            if trees:
-                logits = self._run(trees, [self._newest_level(tree) for tree in trees])
-
-    def _draft_on_device(
-        self, trees: Sequence[GrowingTree], logits: Tensor, began: "torch.cuda.Event | None"
-    ) -> None:
-        """Draft chains on the device; the host reads the tokens only after the last level.
-
-        Each level samples one token per growing chain. Until the host reads the tokens, a chain stores their indices in
-        the concatenation of all levels.
-        """
-        growing, num_drawn = list(trees), 0
-        levels = [draw_on_device(trees, logits)]  # sampled tokens of each level, [growing chains]
-        while growing:
-            for row, tree in enumerate(growing):
-                tree.grow_unread(num_drawn + row)
-            num_drawn += len(growing)
-            unfinished = [
-                (row, tree)
-                for row, tree in enumerate(growing)
-                if tree.depth < min(tree.max_nodes, tree.max_depth)
-            ]
-            growing = [tree for _, tree in unfinished]
-            if growing:
-                rows = [self._newest_drawn(tree, row) for row, tree in unfinished]
-                levels.append(draw_on_device(growing, self._run(growing, rows, levels[-1])))
-        source = HostCopy.begin(torch.cat(levels), began)
-        source.is_cold = any(tree.is_cold for tree in trees)
-        for tree in trees:
-            tree.take_unread(source)
+        if trees:
+            self._grow(trees, logits, self._cache, began)
 
     def _catch_up(self, trees: Sequence[GrowingTree]) -> tuple[list[GrowingTree], Tensor]:
         """Process committed tokens in one pass; return the trees without missing tokens, and their logits."""
@@ -186,7 +151,7 @@ class AutoregressiveDrafter(Drafter):
                 rows.append(SequenceRows(kv, tokens, share + 1, Draft()))
             elif share > 0:
                 rows.append(SequenceRows(kv, tokens, share, Draft(), run_logits=0))
-        logits = self._run(trees, rows)
+        logits = self._run(trees, rows, self._cache)
         for sequence in rows:
             newest = sequence.run_logits  # 1 if the pass had the newest token, otherwise 0
             self._cache.advance(sequence.kv, sequence.run - newest)
@@ -196,28 +161,12 @@ class AutoregressiveDrafter(Drafter):
             self._cache.advance(sequence.kv, newest)
         return ready, logits
 
-    def _newest_level(self, tree: GrowingTree) -> SequenceRows:
-        """Return a pass over the nodes of a tree's newest level."""
-        kv, tokens = self._kv(tree.request), tree.request.tokens
-        return SequenceRows(kv, tokens, run=0, draft=tree.draft(), first_node=tree.frontier[0])
-
-    def _newest_drawn(self, tree: GrowingTree, row: int) -> SequenceRows:
-        """Return a pass over the newest token of a chain, which row `row` of the previous level has sampled."""
-        kv, tokens = self._kv(tree.request), tree.request.tokens
-        return SequenceRows(kv, tokens, 1, NO_DRAFT, first=kv.computed + tree.depth - 1, drawn_at=(row,))
-
-    def _run(
-        self, trees: Sequence[GrowingTree], rows: Sequence[SequenceRows], drawn_before: Tensor | None = None
-    ) -> Tensor:
-        """Run a pass over `rows`; return its logits. `drawn_before` has sampled tokens that the host has not read."""
-        batch = self._buffers.lay_out(self._cache, rows, ())
-        if drawn_before is not None:
-            batch = batch.after(drawn_before)
+    def _forward(self, batch: ForwardBatch) -> ForwardOutput:
         shared = self._shared
-        output = self._runner.forward(shared.to_draft_ids(batch) if shared else batch)
-        for tree in trees:
-            tree.is_cold |= output.is_cold
-        return shared.to_target(output.logits) if shared else output.logits
+        if shared is None:
+            return self._runner.forward(batch)
+        output = self._runner.forward(shared.to_draft_ids(batch))
+        return replace(output, logits=shared.to_target(output.logits))
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Converts ancestor masks of draft tokens into lists of KV slots, or of node indices."""
+"""Converts ancestor masks of draft tokens into lists of KV slots, of node indices, or into their number."""
 
 import torch
 import triton
@@ -41,6 +41,20 @@ def ancestor_slots(
     _ancestor_slots[(len(prefix_lens),)](
         prefix_lens, masks, requests, tables, out, tables.shape[1], PAGE=page_size, NODES=MAX_DRAFT_NODES
     )
+    return out
+
+
+@kernel()
+def _row_indices(prefix_lens, masks, out, NODES: tl.constexpr):
+    row = tl.program_id(0).to(tl.int64)
+    is_ancestor, _ = _ancestors(masks, row, tl.arange(0, NODES))
+    tl.store(out + row, tl.load(prefix_lens + row) + tl.sum(is_ancestor, axis=0) - 1)
+
+
+def row_indices(prefix_lens: Tensor, masks: Tensor) -> Tensor:
+    """Return the index of each row among the KV rows that it attends to, int32 [rows]; it is the last of them."""
+    out = torch.empty_like(prefix_lens)
+    _row_indices[(len(prefix_lens),)](prefix_lens, masks, out, NODES=MAX_DRAFT_NODES)
     return out
 
 

@@ -21,7 +21,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from foreword.backends.batch import MAX_DRAFT_NODES
+from foreword.backends.batch import MAX_DRAFT_NODES, SHARE_PART
 from foreword.backends.cuda.kernels.attention_parts import (
     as_product_input,
     attend_part,
@@ -35,7 +35,7 @@ from foreword.backends.cuda.kernels.linear import precision_of
 from foreword.backends.cuda.kernels.rotation import numbers_and_scales, packed_bytes
 from foreword.kernels.launching import kernel
 
-PART = 128
+PART = SHARE_PART
 """Positions per part, whose keys are processed together."""
 
 LATENT_STEP = 32
@@ -157,6 +157,24 @@ def _merge_parts(
     tl.store(target, result.to(out.dtype.element_ty), mask=mask)
 
 
+@kernel(do_not_specialize=("num_parts",))
+def _add_shares(
+    part_peaks, part_masses, positions, shares, num_parts,
+    HEADS: tl.constexpr, PARTS: tl.constexpr, PART: tl.constexpr,
+):  # fmt: skip
+    """Add the parts' shares of the attention of all heads of one row."""
+    row, part = tl.program_id(0).to(tl.int64), tl.arange(0, PARTS)
+    is_part = part < tl.cdiv(tl.load(positions + row) + 1, PART)
+    total = tl.zeros((PARTS,), dtype=tl.float32)
+    for head in range(HEADS):
+        at = (row * HEADS + head) * num_parts + part
+        peaks = tl.load(part_peaks + at, mask=is_part, other=-float("inf"))
+        masses = tl.load(part_masses + at, mask=is_part, other=0.0) * tl.exp2(peaks - tl.max(peaks, axis=0))
+        total += masses / tl.sum(masses, axis=0)
+    at = shares + row * num_parts + part
+    tl.store(at, tl.load(at, mask=is_part, other=0.0) + total, mask=is_part)
+
+
 @dataclass(frozen=True)
 class RowTiles:
     """Tiles of rows; the rows of a tile belong to one request and are processed together. Empty tiles are skipped."""
@@ -171,13 +189,15 @@ class RowTiles:
 class AttentionMetadata:
     """What rows of a pass attend to, equal for all layers. Arrays are as in `ForwardBatch`, on the device."""
 
-    positions: Tensor
+    positions: Tensor  # the index of a row among the KV rows of its request; without gaps, its position
     prefix_lens: Tensor
     block_tables: Tensor
     ancestors: Tensor  # int32 [rows, MAX_DRAFT_NODES], see `ancestor_slots`
     page_size: int
     has_trees: bool = False  # whether the draft of any request branches
     starts: Tensor | None = None  # int32 [requests], first visible position; None: 0
+    # float32 [rows, parts], to which layers add what `ForwardOutput.shares` has; then every tile has one row
+    shares: Tensor | None = None
 
 
 @dataclass(frozen=True)
@@ -264,6 +284,11 @@ def attend(
         SINKS=rule.sinks is not None, PACKED=packed, PRECISION=precision_of(queries),
         num_warps=8 if is_large else 4, num_stages=stages, **pdl_options(queries),
     )  # fmt: skip
+    if workspace is not None and metadata.shares is not None and rule.window is None:
+        _add_shares[(len(tiles.counts),)](
+            peaks, masses, metadata.positions, metadata.shares, parts,
+            HEADS=heads, PARTS=triton.next_power_of_2(parts), PART=PART, num_warps=1,
+        )  # fmt: skip
     if workspace is not None:
         _merge_parts[(len(tiles.counts) * tiles.rows, heads)](
             part_totals, peaks, masses, tiles.first_rows, tiles.counts, metadata.positions,
