@@ -68,6 +68,22 @@ def test_a_refusal_is_the_requests_own_fault():
     connected(test)
 
 
+def test_prompt_logprobs_that_fit_into_no_frame_end_their_request_alone(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(wire, "MAX_FRAME_BYTES", 50_000)
+
+    async def test(link: EngineLink, _: "asyncio.Task[int]") -> None:
+        scored = SamplingParams(max_tokens=400, seed=1, prompt_logprobs=20)
+        other = asyncio.create_task(anext(link.answer(request("other", tokens=1))))
+        with pytest.raises(RequestError, match="299 positions are too many") as refused:
+            await anext(link.answer(NewRequest("long", (5,) * 300, scored)))
+        assert refused.value.param == "prompt_logprobs"
+        assert (await other).token_ids == tuple(expected_tokens(request(), 0, 1))  # of the same pass
+        while (stats := await link.stats(10)) is None or stats.running:
+            await asyncio.sleep(0.01)
+
+    connected(test, step_seconds=0.5)  # the whole answer would take longer than the test may
+
+
 def test_adapters_are_loaded_and_unloaded_over_the_channel():
     async def test(link: EngineLink, _: "asyncio.Task[int]") -> None:
         await link.set_adapter("sql", "/adapters/sql")

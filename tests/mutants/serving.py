@@ -5,6 +5,7 @@ from catalogue import UNIT, Mutant
 CONNECTIONS = f"{UNIT}/server/test_connections.py"
 FIELDS = "tests/integration/test_server_refused_fields.py"
 LEARNING = "tests/integration/test_server_learning.py"
+LINK = "tests/integration/test_server_engine_link.py"
 ROUTER = f"{UNIT}/server/test_router.py"
 ROUTES = "tests/integration/test_server_routes.py"
 STEERING = f"{UNIT}/engine/policy/test_controller.py"
@@ -81,5 +82,14 @@ SERVING_MUTANTS = (
         "self._mail.get(may_wait, self._core.idle_seconds)",
         "self._mail.get(may_wait)",
         (f"{STEERING}::test_an_idle_engine_reads_a_changed_file",),
+    ),
+    Mutant(
+        99,
+        "a delta that fits into no frame leaves its request without an end",
+        "wire/process.py",
+        "EngineHost._forward",
+        "self._send_alone(item)",
+        "self._channel.send(wire.Deltas([item]))",
+        (f"{LINK}::test_prompt_logprobs_that_fit_into_no_frame_end_their_request_alone",),
     ),
 )

@@ -4,6 +4,7 @@ import asyncio
 import logging
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from foreword.cli.console import loading_bar, log_to_stderr, say, stderr

@@ -131,12 +131,22 @@ class EngineHost:
             self._channel.send(wire.Refused(request_id, str(item), item.param))
         elif isinstance(item, Exception):
             self._end_with_error(item)
+        elif item.prompt_logprobs:
+            self._send_unsent()
+            self._send_alone(item)
         else:
             if not self._unsent:
                 asyncio.get_running_loop().call_soon(self._send_unsent)
             self._unsent.append(item)
-            if item.prompt_logprobs:
-                self._send_unsent()  # prompt log-probabilities are long: those of several deltas may exceed a frame
+
+    def _send_alone(self, delta: AnswerDelta) -> None:
+        """Send a delta with prompt log-probabilities; refuse its request if they do not fit into a frame."""
+        try:
+            self._channel.send(wire.Deltas([delta]))
+        except ChannelError:
+            self._engine.abort(delta.request_id)
+            why = f"prompt_logprobs: {len(delta.prompt_logprobs)} positions are too many; request fewer alternatives"
+            self._channel.send(wire.Refused(delta.request_id, why, "prompt_logprobs"))
 
     def _send_unsent(self) -> None:
         deltas, self._unsent = self._unsent, []
