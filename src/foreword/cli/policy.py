@@ -10,7 +10,7 @@ import typer
 from foreword.bench.prompts import take_per_category
 from foreword.cli.bench.common import MOST_TOKENS, TEMPERATURE, prompts_of
 from foreword.cli.console import fields_of, print_json, say, stage_bar, stdout
-from foreword.cli.options.common import JsonCommand, JsonOption, one_of, read_bytes, read_text
+from foreword.cli.options.common import JsonCommand, JsonOption, check_output, one_of, read_bytes, read_text
 from foreword.cli.options.grouped import REQUIRED, argument, command, option
 from foreword.cli.options.model import ModelCommand, speculation_choice
 from foreword.cli.options.serve import need_server_extra
@@ -162,8 +162,7 @@ class Tune(ModelCommand):
         settings.sampling()  # refuse invalid parameters before loading
         wanted = None if self.methods is None else parse_methods(self.methods)
         prompts = take_per_category(prompts_of(self.prompts), self.limit_per_category)
-        if not out.parent.is_dir():
-            raise RequestError(f"--out {out} cannot be written: there is no directory {out.parent}")
+        check_output("--out", out)
         _require_own(out)
         llm = self.load()
         methods = _available(llm) if wanted is None else wanted

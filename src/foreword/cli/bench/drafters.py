@@ -31,7 +31,7 @@ from foreword.cli.bench.common import (
     provenance,
 )
 from foreword.cli.console import fields_of, print_table, say, stage_bar, stdout
-from foreword.cli.options.common import parse_sizes, plot_option, save_plot, split_list
+from foreword.cli.options.common import check_output, parse_sizes, plot_option, save_plot, split_list
 from foreword.cli.options.grouped import flag, given, option, pick
 from foreword.errors import RequestError
 from foreword.progress import StageProgress
@@ -164,8 +164,8 @@ class Drafters(Benchmark):
         from foreword.bench.methods import default_methods, parse_methods
 
         at_once = parse_sizes("--concurrency", self.concurrency or "1,4", least=1)
-        if self.page is not None and not self.page.absolute().parent.is_dir():
-            raise RequestError(f"--page: there is no directory {self.page.parent}")
+        if self.page is not None:
+            check_output("--page", self.page)
         temperatures = _numbers(self.temperatures or "0,0.7,1")
         methods = default_methods() if self.methods is None else parse_methods(self.methods)
         llm, prompts = self._load_with_prompts()

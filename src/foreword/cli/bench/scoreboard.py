@@ -15,7 +15,7 @@ from foreword.bench.skeleton import command_json
 from foreword.cli.bench.common import provenance
 from foreword.cli.bench.compare import named_interpreters
 from foreword.cli.console import note, say
-from foreword.cli.options.common import split_list
+from foreword.cli.options.common import check_output, split_list
 from foreword.cli.options.grouped import Command, flag, given, option
 from foreword.cli.options.model import DEFAULT_MODEL
 from foreword.errors import RequestError
@@ -57,8 +57,7 @@ class Scoreboard(Command):
 
         if not self.measure and (of_measuring := given(self, *_OF_MEASURING)):
             raise RequestError(f"{of_measuring[0]} is for measuring; add --measure")
-        if not self.out.parent.is_dir():
-            raise RequestError(f"--out {self.out} cannot be written: there is no directory {self.out.parent}")
+        check_output("--out", self.out)
         # SIGTERM raises SystemExit, so that the servers started by `prove_server` are stopped.
         signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
         if self.measure:

@@ -9,7 +9,7 @@ import typer
 
 from foreword.cli.bench.common import provenance
 from foreword.cli.console import print_json
-from foreword.cli.options.common import JsonOption, one_of
+from foreword.cli.options.common import JsonOption, check_output, one_of
 from foreword.cli.options.grouped import flag, option, options_command, pick
 from foreword.errors import RequestError
 
@@ -189,8 +189,8 @@ def simulate(
     if costs.zone_ms is not None and fleet.zones == 1:
         raise RequestError("--zone-ms is the way between zones, and there is one: give --zones 2 or more too")
     goals.check(page, load.autoscale)
-    if page is not None and not page.parent.is_dir():
-        raise RequestError(f"--page {page} cannot be written: there is no directory {page.parent}")
+    if page is not None:
+        check_output("--page", page)
     from foreword.cli.cluster.simulated import compare, search
 
     calibration = costs.calibration()

@@ -91,14 +91,21 @@ def parse_sizes(option: str, text: str, least: int | None = None) -> list[int]:
     return sizes
 
 
+def check_output(option: str, path: Path) -> None:
+    """Raise `RequestError` before a long run if its file cannot be written: no directory has it, or it is one."""
+    if not path.parent.is_dir():
+        raise RequestError(f"{option} {path} cannot be written: there is no directory {path.parent}")
+    if path.is_dir():
+        raise RequestError(f"{option} {path} cannot be written: it is a directory")
+
+
 def check_plot(path: Path | None) -> Path | None:
     """Return the plot's path; raise `RequestError` before a long run if the plot cannot be written."""
     if path is not None:
         from foreword.bench.pictures import require_matplotlib
 
         require_matplotlib()
-        if not path.parent.is_dir():
-            raise RequestError(f"--plot {path} cannot be written: there is no directory {path.parent}")
+        check_output("--plot", path)
     return path
 
 
