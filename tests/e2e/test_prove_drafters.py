@@ -22,13 +22,17 @@ PATIENCE = 3_600
 @pytest.fixture(scope="module")
 def paths(
     tiny_model: Path, tiny_heads: dict[str, Path], tmp_path_factory: pytest.TempPathFactory
-) -> dict[str, dict[str, str]]:
-    """What a method needs to be told beyond its name."""
+) -> dict[str, dict[str, Any]]:
+    """What a method needs to be told beyond its name; `sparse_kv`, to draft for short texts."""
     llm = LLM(str(tiny_model), dtype="float32", device="cpu", backend="cpu")
     draft = noisy_copy(tiny_model, tmp_path_factory.mktemp("draft") / "model")
     store = store_of_answers(llm, tmp_path_factory.mktemp("datastore"))
     models = {"draft_model": draft, **tiny_heads}
-    return {name: {"model": str(path)} for name, path in models.items()} | {"rest": {"datastore": str(store)}}
+    others: dict[str, dict[str, Any]] = {
+        "rest": {"datastore": str(store)},
+        "sparse_kv": {"sink_tokens": 3, "window_tokens": 8, "top_tokens": 0},
+    }
+    return {name: {"model": str(path)} for name, path in models.items()} | others
 
 
 NOTHING_TO_GUESS = ("prediction", "grammar")

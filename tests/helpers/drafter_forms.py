@@ -32,9 +32,28 @@ _MODELS: list[dict[str, Any]] = [
     {"method": "self_quantized", "num_speculative_tokens": 10, "bits": 2, "tree_width": 2},
     {"method": ["suffix", "layer_skip"], "num_speculative_tokens": 5},
     {"method": ["ngram", "draft_model"], "num_speculative_tokens": 10, "combine": "merge"},
-    {"method": "sparse_kv", "num_speculative_tokens": 4, "sinks": 3, "window": 8, "top": 0},
-    {"method": "sparse_kv", "num_speculative_tokens": 7, "sinks": 0, "window": 1, "top": 0, "tree_width": 3},
-    {"method": ["sparse_kv", "ngram"], "num_speculative_tokens": 5, "window": 20, "top": 128, "refresh": 5},
+    {
+        "method": "sparse_kv",
+        "num_speculative_tokens": 4,
+        "sink_tokens": 3,
+        "window_tokens": 8,
+        "top_tokens": 0,
+    },
+    {
+        "method": "sparse_kv",
+        "num_speculative_tokens": 7,
+        "sink_tokens": 0,
+        "window_tokens": 1,
+        "top_tokens": 0,
+        "tree_width": 3,
+    },
+    {
+        "method": ["sparse_kv", "ngram"],
+        "num_speculative_tokens": 5,
+        "window_tokens": 20,
+        "top_tokens": 128,
+        "refresh_tokens": 5,
+    },
 ]
 _STEPWISE_HEADS: list[dict[str, Any]] = [
     {"method": "eagle3", "num_speculative_tokens": 4},

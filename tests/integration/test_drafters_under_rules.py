@@ -19,13 +19,14 @@ from helpers.drafted_answers import PROMPTS, answers, noisy_copy, store_of_answe
 @pytest.fixture(scope="module")
 def files(
     tiny_model: Path, tiny_heads: dict[str, Path], tmp_path_factory: pytest.TempPathFactory
-) -> dict[str, dict[str, str]]:
-    """What a method needs besides its own settings."""
+) -> dict[str, dict[str, Any]]:
+    """What a method needs besides its own settings: files, or to draft for short texts."""
     folder = tmp_path_factory.mktemp("files")
     llm = LLM(str(tiny_model), dtype="float32", device="cpu", backend="cpu")
     return {
         "draft_model": {"model": str(noisy_copy(tiny_model, folder / "model"))},
         "rest": {"datastore": str(store_of_answers(llm, folder))},
+        "sparse_kv": {"sink_tokens": 3, "window_tokens": 8, "top_tokens": 0},
         **{method: {"model": str(path)} for method, path in tiny_heads.items()},
     }
 
@@ -59,7 +60,7 @@ def plain(tiny_model: Path) -> list[list[int]]:
 
 @pytest.fixture
 def check_rule(
-    llm_under: Callable[[str], LLM], files: dict[str, dict[str, str]], plain: list[list[int]]
+    llm_under: Callable[[str], LLM], files: dict[str, dict[str, Any]], plain: list[list[int]]
 ) -> Callable[[Sequence[dict[str, Any]], str], None]:
     """Greedy text is the plain one under each rule; sampled text repeats by seed with drafters that learn nothing.
 
@@ -82,7 +83,7 @@ def check_rule(
         assert not wrong, "other texts"
         assert said(SAMPLED) == said(SAMPLED)
 
-    def needed(form: dict[str, Any]) -> dict[str, str]:
+    def needed(form: dict[str, Any]) -> dict[str, Any]:
         return files.get(form["method"], {}) if isinstance(form["method"], str) else {}
 
     return check
@@ -91,7 +92,7 @@ def check_rule(
 CHAINS = [
     {"method": method, "num_speculative_tokens": 4}
     for method in (
-        *("ngram", "jacobi", "draft_model", "layer_skip", "self_quantized"),
+        *("ngram", "jacobi", "draft_model", "layer_skip", "self_quantized", "sparse_kv"),
         *("eagle", "eagle3", "p_eagle", "medusa", "mtp", "dflash", "dflash2", "dspark"),
     )
 ]
@@ -110,6 +111,7 @@ TREES: list[dict[str, Any]] = [
     {"method": "draft_model", "num_speculative_tokens": 9, "tree_width": 3},
     {"method": "layer_skip", "num_speculative_tokens": 4, "exit_layer": 1},
     {"method": "self_quantized", "num_speculative_tokens": 8, "bits": 2, "tree_width": 2},
+    {"method": "sparse_kv", "num_speculative_tokens": 7, "tree_width": 2},
     {"method": "eagle3", "num_speculative_tokens": 9, "tree_width": 3},
     {"method": "eagle", "num_speculative_tokens": 6, "tree_width": 2},
     {"method": "p_eagle", "num_speculative_tokens": 9, "tree_width": 3},
@@ -133,7 +135,7 @@ TREES: list[dict[str, Any]] = [
 ]
 
 
-@pytest.mark.parametrize("forms", [TREES[:7], TREES[7:]], ids=["lookups and models", "heads and several"])
+@pytest.mark.parametrize("forms", [TREES[:8], TREES[8:]], ids=["lookups and models", "heads and several"])
 def test_trees_run_under_traversal(
     check_rule: Callable[[Sequence[dict[str, Any]], str], None], forms: Sequence[dict[str, Any]]
 ):

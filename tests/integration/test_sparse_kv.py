@@ -194,9 +194,9 @@ FORM: dict[str, Any] = {
     "method": "sparse_kv",
     "num_speculative_tokens": 3,
     "fixed": True,
-    "sinks": 5,
-    "window": 40,
-    "top": 0,
+    "sink_tokens": 5,
+    "window_tokens": 40,
+    "top_tokens": 0,
 }
 
 
@@ -241,7 +241,7 @@ def test_texts_that_would_be_read_as_a_whole_get_no_drafts(paths: dict[str, Path
 
 
 def test_attention_is_measured_in_a_draft_s_first_pass_and_again_after_some_tokens(paths: dict[str, Path]):
-    form = FORM | {"top": 128, "refresh": 20}
+    form = FORM | {"top_tokens": 128, "refresh_tokens": 20}
     passes, lengths = heard(engine_for(paths["plain"], form), 300, 50)
     measured = [batch for batch in passes if batch.wants_shares]
     at = [int(batch.kv_lens[0]) for batch in measured]  # all rows of the text, without gaps
@@ -256,7 +256,7 @@ def test_the_parts_with_most_attention_are_read(
     paths: dict[str, Path], top: int, monkeypatch: pytest.MonkeyPatch
 ):
     """Shares are given, so that the second part comes first and the first, where the sinks are, never."""
-    llm = engine_for(paths["plain"], FORM | {"top": top})
+    llm = engine_for(paths["plain"], FORM | {"top_tokens": top})
     drafter: Any = llm.engine.drafters.default.drafter._drafter
     forward, tables = drafter._forward, []
 
@@ -296,7 +296,7 @@ def test_models_with_other_layers_are_drafted_for(paths: dict[str, Path], kind: 
     params = SamplingParams(temperature=0.8, seed=1, max_tokens=24, ignore_eos=True)
     prompt = {"prompt_token_ids": [(11 * number) % 300 + 20 for number in range(300)]}
     [plain] = engine_for(paths[kind], None, backend).generate([prompt], params)
-    [found] = engine_for(paths[kind], FORM | {"top": 128}, backend).generate([prompt], params)
+    [found] = engine_for(paths[kind], FORM | {"top_tokens": 128}, backend).generate([prompt], params)
     assert found.timings.draft_n_accepted > 0
     if backend == "cpu":
         assert found.outputs[0].token_ids == plain.outputs[0].token_ids

@@ -25,6 +25,7 @@ from server_proofs import SERVER_PROOF_MUTANTS
 from service import SERVICE_MUTANTS
 from serving import SERVING_MUTANTS
 from simulator import SIMULATOR_MUTANTS
+from sparse import SPARSE_MUTANTS
 from training import TRAINING_MUTANTS
 from traversal import TRAVERSAL_MUTANTS
 from waits import WAIT_MUTANTS
@@ -58,6 +59,7 @@ EVERY_MUTANT: tuple[Mutant, ...] = (
     *CLUSTER_MUTANTS,
     *WAIT_MUTANTS,
     *SIMULATOR_MUTANTS,
+    *SPARSE_MUTANTS,
     *TRAINING_MUTANTS,
     *OPERATION_MUTANTS,
 )

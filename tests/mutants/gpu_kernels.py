@@ -74,7 +74,7 @@ GPU_KERNEL_MUTANTS = (
         "a long text among many short ones is read by one program",
         "backends/cuda/layout.py",
         "_layout",
-        "narrow_tiles * kv_heads < ENOUGH_PROGRAMS or not is_even",
+        "narrow_tiles * kv_heads < ENOUGH_PROGRAMS or not is_even or wants_shares",
         "narrow_tiles * kv_heads < ENOUGH_PROGRAMS",
         (f"{LAYOUT}::test_positions_are_split_unless_many_texts_are_about_as_long",),
     ),

@@ -40,14 +40,14 @@ from foreword.speculation.settings import DrafterSettings, at_least, setting
 class SparseKvConfig(DrafterSettings):
     """The positions to which draft tokens attend, in whole pages."""
 
-    sinks: int = setting(16, "first positions that draft tokens attend to", at_least(0))
-    window: int = setting(256, "newest positions that draft tokens attend to", at_least(1))
-    top: int = setting(
+    sink_tokens: int = setting(16, "first positions that draft tokens attend to", at_least(0))
+    window_tokens: int = setting(256, "newest positions that draft tokens attend to", at_least(1))
+    top_tokens: int = setting(
         256,
         "positions between these that draft tokens also attend to: the parts of 128 with most attention; 0: none",
         at_least(0),
     )
-    refresh: int = setting(
+    refresh_tokens: int = setting(
         64, "tokens after which attention is measured again, in a draft's first pass", at_least(1)
     )
     tree_width: int = tree_width()
@@ -99,7 +99,7 @@ class SparseKvDrafter(LevelDrafter):
     def __init__(self, decoder: Decoder, vocab_size: int, config: SparseKvConfig) -> None:
         super().__init__(config.tree_width)
         self._decoder, self._vocab_size, self._config = decoder, vocab_size, config
-        self._most_parts = -(-config.top // SHARE_PART)
+        self._most_parts = -(-config.top_tokens // SHARE_PART)
         self._rankings: dict[int, PartRanking] = {}  # by request id
         # Of the call in progress
         self._runner: ModelRunner | None = None
@@ -123,8 +123,8 @@ class SparseKvDrafter(LevelDrafter):
         size = pages.cache.page_size
         if pages.kv.computed != newest or pages.kv.reserved <= newest:
             return None
-        first = -(-self._config.sinks // size)
-        window = max(newest + 1 - self._config.window, 0) // size
+        first = -(-self._config.sink_tokens // size)
+        window = max(newest + 1 - self._config.window_tokens, 0) // size
         if window - first <= self._most_parts * (SHARE_PART // size):
             return None
         return Selection(pages, newest, first, window)
@@ -157,7 +157,7 @@ class SparseKvDrafter(LevelDrafter):
         """Return whether the attention of the newest token is to be measured."""
         ranking = self._rankings.get(request.request_id)
         return self._most_parts > 0 and (
-            ranking is None or len(request.tokens) - ranking.length >= self._config.refresh
+            ranking is None or len(request.tokens) - ranking.length >= self._config.refresh_tokens
         )
 
     def _chosen(self, request: DraftRequest, selection: Selection) -> TextRows:
