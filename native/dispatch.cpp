@@ -5,6 +5,10 @@
 #if defined(__x86_64__)
 #include <cpuid.h>
 #endif
+#if defined(FOREWORD_HAS_AMX)
+#include <sys/syscall.h>
+#include <unistd.h>
+#endif
 #if defined(__aarch64__) && defined(__linux__)
 #include <asm/hwcap.h>
 #include <sys/auxv.h>
@@ -20,6 +24,9 @@ extern const KernelTable kNeonDotprodKernels;
 extern const KernelTable kAvx2Kernels;
 extern const KernelTable kAvx512VnniKernels;
 #endif
+#if defined(FOREWORD_HAS_AMX)
+KernelTable avx512_amx_kernels();
+#endif
 
 namespace {
 
@@ -27,13 +34,14 @@ namespace {
 struct X86Features {
     bool avx2 = false;
     bool avx512_vnni = false;
+    bool amx = false;
 };
 
 constexpr bool has_bits(unsigned word, unsigned bits) { return (word & bits) == bits; }
 
 // Uses cpuid, because zig does not link the data of __builtin_cpu_supports into a shared library.
 X86Features x86_features() {
-    constexpr unsigned kAvxState = 0x06, kAvx512State = 0xe6;  // bits of XCR0: registers that the operating system saves
+    constexpr unsigned kAvxState = 0x06, kAvx512State = 0xe6, kTileState = 0x60000;  // bits of XCR0: registers that the operating system saves
     unsigned a = 0, b = 0, c = 0, d = 0;
     if (!__get_cpuid(1, &a, &b, &c, &d) || !has_bits(c, bit_OSXSAVE | bit_FMA | bit_F16C)) return {};
     unsigned saved_registers = 0, high = 0;
@@ -43,7 +51,17 @@ X86Features x86_features() {
     features.avx2 = has_bits(saved_registers, kAvxState) && has_bits(b, bit_AVX2);
     features.avx512_vnni = features.avx2 && has_bits(saved_registers, kAvx512State) && has_bits(c, bit_AVX512VNNI) &&
                            has_bits(b, bit_AVX512F | bit_AVX512DQ | bit_AVX512BW | bit_AVX512VL);
+    constexpr unsigned kAmxTile = 1u << 24, kAmxInt8 = 1u << 25;
+    features.amx = features.avx512_vnni && has_bits(saved_registers, kTileState) && has_bits(d, kAmxTile | kAmxInt8);
     return features;
+}
+#endif
+
+#if defined(FOREWORD_HAS_AMX)
+// Asks Linux to let this process, with all its threads and forked children, use tile registers. Returns whether it does.
+bool request_tiles() {
+    constexpr long kRequestPermission = 0x1023, kTileData = 18;   // ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA
+    return syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0;
 }
 #endif
 
@@ -58,6 +76,10 @@ std::vector<const KernelTable*> detect() {
     tables.push_back(&kNeonKernels);
 #elif defined(__x86_64__)
     const X86Features features = x86_features();
+#if defined(FOREWORD_HAS_AMX)
+    static const KernelTable kAvx512AmxKernels = avx512_amx_kernels();
+    if (features.amx && request_tiles()) tables.push_back(&kAvx512AmxKernels);
+#endif
     if (features.avx512_vnni) tables.push_back(&kAvx512VnniKernels);
     if (features.avx2) tables.push_back(&kAvx2Kernels);
 #endif

@@ -210,6 +210,8 @@ void bind_matrix(nb::module_& m) {
 NB_MODULE(_native, m) {
     m.doc() = "Packed matrices and whole decoder passes on the CPU.";
     m.attr("PAGE_SIZE") = kPageSize;
+    m.attr("MIN_TILED_TOKENS") = kMinTiledTokens;
+    m.attr("MIN_TILED_BLOCK_TOKENS") = kMinTiledBlockTokens;
     m.def("instruction_sets", &instruction_sets, "Return the instruction sets that this build has and this CPU supports, the fastest first.");
     m.def("quantize", &quantize, nb::arg("x"), nb::arg("group_size"), nb::arg("is_rotated"), nb::arg("q"), nb::arg("scale"),
           nb::arg("sums"), nb::arg("isa"));

@@ -238,12 +238,18 @@ constexpr int64_t kFactorHeader = 32;   // bytes of a Factor panel's scales
 // Columns of a row in a Factor panel, with padding.
 constexpr int64_t factor_columns_of(int64_t cols) { return (cols + 15) / 16 * 16; }
 
+// The fewest tokens of a product that were measured to be faster in tiles of AMX: with groups of 64 columns or more, and of 32.
+constexpr int64_t kMinTiledTokens = 12, kMinTiledBlockTokens = 24;
+constexpr int64_t kTiledTokens = 512;   // most tokens of a block in tiles of AMX
+// Bytes of scratch for tiles: 32 outputs for every token, and four panels, unpacked, of up to 16 groups.
+constexpr int64_t kTiledScratch = kTiledTokens * 4 * kPanelRows * 4 + 16 * 2 * (2 * kPanelRows * kBlock + 128);
+
 // Bytes of scratch that `linear` needs for a matrix of `cols` columns, per 32 of them: two panels unpacked to bytes with their
 // scales and minima; for each token of a block its levels, initial sums, scale and sum, in another order; and for a tile of
-// tokens the initial sums.
+// tokens the initial sums. Tiles of AMX need kTiledScratch, which does not depend on the columns.
 constexpr int64_t linear_scratch_bytes(int64_t cols) {
     const int64_t blocks = (cols + kMaxGroup - 1) / kMaxGroup * (kMaxGroup / kBlock);
-    return blocks * (2 * kPanelRows * kBlock + 128 + (kBlock + 4 * 4) * kTokenBlock + 8 * 8) + 2 * 64;
+    return blocks * (2 * kPanelRows * kBlock + 128 + (kBlock + 4 * 4) * kTokenBlock + 8 * 8) + 2 * 64 + kTiledScratch;
 }
 
 // Bytes after a weight stream that a prefetch may address.

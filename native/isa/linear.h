@@ -12,13 +12,6 @@ namespace {
 
 using namespace foreword;
 
-FOREWORD_INLINE PanelTarget panel_target(const MatrixView& w, int64_t panel, int64_t panel_begin, const LinearOutput& out) {
-    const int64_t row = panel * kPanelRows, remaining_rows = w.rows - row;
-    return {out.out + (panel - panel_begin) * kPanelRows, out.bias ? out.bias + row : nullptr, out.stride,
-            remaining_rows < kPanelRows ? remaining_rows : kPanelRows, w.grouping.group_size / kBlock, w.data + panel * w.panel_bytes, w.panel_bytes,
-            out.accumulate};
-}
-
 #ifdef __AVX512VNNI__
 template <WeightFormat F>
 void run_wide_panels(const MatrixView& w, const ActivationView& x, int64_t panel_begin, int64_t panel_end,
@@ -27,11 +20,8 @@ void run_wide_panels(const MatrixView& w, const ActivationView& x, int64_t panel
         const int64_t end = begin + kTokenBlock < x.rows ? begin + kTokenBlock : x.rows;
         const WideTokens tokens = wide_tokens<F>(w, x, begin, end, scratch);
         for (int64_t panel = panel_begin; panel < panel_end; panel += 2) {
-            const PanelTarget left = panel_target(w, panel, panel_begin, out);
-            PanelTarget right = left;
-            right.width = 0;   // an odd number of panels: the last one is computed twice and stored once
-            if (panel + 1 < panel_end) right = panel_target(w, panel + 1, panel_begin, out);
-            run_pair<F>(w, tokens, end - begin, left, right);
+            const PanelPair pair = panel_pair(w, panel, panel_begin, panel_end, out);
+            run_pair<F>(w, tokens, end - begin, pair.left, pair.right);
         }
     }
 }

@@ -234,6 +234,13 @@ struct PanelTarget {
     bool accumulate;
 };
 
+FOREWORD_INLINE PanelTarget panel_target(const MatrixView& w, int64_t panel, int64_t panel_begin, const LinearOutput& out) {
+    const int64_t row = panel * kPanelRows, remaining_rows = w.rows - row;
+    return {out.out + (panel - panel_begin) * kPanelRows, out.bias ? out.bias + row : nullptr, out.stride,
+            remaining_rows < kPanelRows ? remaining_rows : kPanelRows, w.grouping.group_size / kBlock, w.data + panel * w.panel_bytes, w.panel_bytes,
+            out.accumulate};
+}
+
 template <int T, int Blocks, typename Panel, int Lines>
 __attribute__((noinline)) void run_tile(Panel panel, const ActivationView& x, int64_t first, const PanelTarget& target,
                                         Prefetcher<Lines> prefetcher) {

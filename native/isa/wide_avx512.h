@@ -31,10 +31,18 @@ FOREWORD_INLINE __m512i shifted_bits(__m512i v) {
     return _mm512_and_si512(shifted, _mm512_set1_epi8(Mask));
 }
 
-// Unsigned levels of the columns 4J..4J+3 (low) and 16+4J..16+4J+3 (high) of a group, for 16 rows.
+// Levels of the columns 4J..4J+3 (low) and 16+4J..16+4J+3 (high) of a group, for 16 rows.
 struct WidePair {
     __m512i low, high;
 };
+
+template <int Bias>
+FOREWORD_INLINE WidePair signed_levels(WidePair levels) {
+    if constexpr (Bias == 0) return levels;
+    const __m512i bias = _mm512_set1_epi8(static_cast<char>(Bias));
+    if constexpr (Bias == 128) return {_mm512_xor_si512(levels.low, bias), _mm512_xor_si512(levels.high, bias)};
+    return {_mm512_sub_epi8(levels.low, bias), _mm512_sub_epi8(levels.high, bias)};
+}
 
 // Reads two panels as they are stored, group by group.
 template <WeightFormat F>
@@ -98,18 +106,21 @@ struct UnpackedPair {
     FOREWORD_INLINE void advance() { data += kBlock / 4 * kWideVector; }
 };
 
-template <WeightFormat F>
-void unpack_pair(PackedPair<F> pair, int64_t groups, int64_t blocks, uint8_t* out) {
-    for (int64_t g = 0; g < groups; ++g) {
+// Writes the groups [begin, end) of an UnpackedPair, and advances `pair` to the end. With `Signed` the bias is subtracted from the
+// levels.
+template <WeightFormat F, bool Signed>
+void unpack_pair(PackedPair<F>& pair, int64_t begin, int64_t end, int64_t blocks, uint8_t* out) {
+    for (int64_t g = begin; g < end; ++g) {
         pair.enter(g);
         _mm512_storeu_ps(out, pair.scales(0));
         if constexpr (block_layout(F).scales == 2) _mm512_storeu_ps(out + kWideHeader / 2, pair.scales(1));
         if constexpr (block_layout(F).has_min) _mm512_storeu_ps(out + kWideHeader / 2, pair.minima());
         out += kWideHeader;
         for (int64_t block = 0; block < blocks; ++block, pair.advance(), out += kBlock / 4 * kWideVector) {
+            if constexpr (Signed) pair.fetch();
             const auto vector = [&](auto j) FOREWORD_INLINE_LAMBDA {
                 constexpr int J = decltype(j)::value;
-                const WidePair levels = pair.template levels<J>();
+                const WidePair levels = signed_levels<Signed ? kWideBias<F> : 0>(pair.template levels<J>());
                 _mm512_storeu_si512(out + J * kWideVector, levels.low);
                 _mm512_storeu_si512(out + (J + 4) * kWideVector, levels.high);
             };
@@ -310,13 +321,26 @@ void run_wide_tiles(Pair pair, int64_t groups, const WideTokens& tokens, const P
     }
 }
 
+// Two neighbouring panels and where their outputs go.
+struct PanelPair {
+    PanelTarget left, right;
+};
+
+FOREWORD_INLINE PanelPair panel_pair(const MatrixView& w, int64_t panel, int64_t panel_begin, int64_t panel_end, const LinearOutput& out) {
+    const PanelTarget left = panel_target(w, panel, panel_begin, out);
+    PanelTarget right = left;
+    right.width = 0;   // an odd number of panels: the last one is computed twice and stored once
+    if (panel + 1 < panel_end) right = panel_target(w, panel + 1, panel_begin, out);
+    return {left, right};
+}
+
 template <WeightFormat F>
 void run_pair(const MatrixView& w, const WideTokens& tokens, int64_t count, const PanelTarget& left, const PanelTarget& right) {
     constexpr BlockLayout layout = block_layout(F);
     constexpr int Blocks = F == WeightFormat::Q8 ? 0 : 1;
-    const PackedPair<F> packed{{left.packed}, {right.packed}};
+    PackedPair<F> packed{{left.packed}, {right.packed}};
     if (count < kUnpackTokens) return run_wide_tiles<1, Blocks>(packed, w.groups, tokens, left, right);
-    unpack_pair<F>(packed, w.groups, left.blocks, tokens.unpacked);
+    unpack_pair<F, false>(packed, 0, w.groups, left.blocks, tokens.unpacked);
     // All formats share the code of unpacked panels.
     run_wide_tiles<6, 0>(UnpackedPair<layout.scales, layout.has_min>{tokens.unpacked}, w.groups, tokens, left, right);
 }

@@ -129,6 +129,7 @@ def test_doctor_says_whether_guessing_is_on_and_why():
     found = json.loads(foreword("doctor", "--json").stdout)
     assert (found["speculation"] in ("suffix", "eagle3+ngram")) == (found["backend"] != "torch")
     assert found["speculation_because"]
+    assert found["instruction_set_because"]
 
 
 def test_doctor_says_what_cannot_be_known_before_the_model_is_here(

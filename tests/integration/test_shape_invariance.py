@@ -3,6 +3,7 @@
 This is what lets speculation promise identical text, so nothing here has a tolerance.
 """
 
+import importlib
 import random
 from collections.abc import Iterator
 from dataclasses import replace
@@ -15,12 +16,13 @@ from foreword.backends.batch import Tap
 from foreword.backends.interface import Decoder
 from foreword.backends.runner import ModelRunner
 from foreword.engine.requests.request import Request
+from foreword.kernels.native import TILED_ISA
 from foreword.kv.paged_cache import PagedCache
 from foreword.models.formats.checkpoint import open_checkpoint
 from foreword.speculation.draft import Draft
 from foreword.speculation.requests import NOTHING_DRAWN, PassEntry, Verdict
 from foreword.speculation.transaction import Transaction
-from helpers.cpu import INSTRUCTION_SETS, cpu_decoder, needs_cpu_kernels
+from helpers.cpu import INSTRUCTION_SETS, cpu_decoder, needs_amx, needs_cpu_kernels
 from helpers.cuda import CUDA_DTYPES, cuda_decoder, needs_cuda
 from helpers.passes import all_logits, compute, fragmented_cache, make_request, with_all_logits
 from helpers.tiny_families import make_family
@@ -231,6 +233,33 @@ def test_any_number_of_threads(
     assert decoder.threads == threads
     assert torch.equal(all_logits(decoder, ids), expected)
     assert torch.equal(one_by_one(decoder, ids[:12]), expected[:12])
+
+
+@needs_cpu_kernels
+@pytest.mark.parametrize("form", FORMS[:2])
+def test_passes_on_both_sides_of_the_crossover_to_tiles(path: Path, form: str):
+    ids = random_tokens(random.Random(8), 130)
+    decoder = cpu_decoder(path, form)
+    expected = all_logits(decoder, ids)
+    _native = importlib.import_module("foreword.kernels._native")
+    for crossover in (_native.MIN_TILED_TOKENS, _native.MIN_TILED_BLOCK_TOKENS):
+        runner, cache = fragmented_cache(decoder, 12, crossover)
+        request = make_request(cache, ids)
+        parts = [run(runner, cache, request, rows) for rows in (1, crossover - 1, crossover, crossover + 1)]
+        assert torch.equal(torch.cat(parts), expected[: 1 + 3 * crossover])
+
+
+@needs_amx
+@pytest.mark.parametrize("form", FORMS[:2])
+def test_passes_in_tiles_equal_those_without(path: Path, form: str, monkeypatch: pytest.MonkeyPatch):
+    ids = random_tokens(random.Random(9), 70)
+    logits = []
+    for isa in ("avx512-vnni", TILED_ISA):
+        monkeypatch.setenv("FOREWORD_ISA", isa)
+        decoder = cpu_decoder(path, form)
+        assert decoder.isa == isa
+        logits.append(all_logits(decoder, ids))
+    assert torch.equal(*logits)
 
 
 @needs_cpu_kernels

@@ -31,7 +31,7 @@ def _findings(model: str) -> dict[str, object]:
     from foreword.backends.loading import is_shape_invariant
     from foreword.backends.memory import state_spec
     from foreword.engine.drafting.default_speculation import choose_speculation
-    from foreword.kernels.native import choose_isa, choose_threads, native_status
+    from foreword.kernels.native import choose_isa, choose_threads, explain_isa, native_status
     from foreword.models.formats.checkpoint import open_checkpoint
     from foreword.models.heads.shipped import find_head
     from foreword.models.sources.builtin import cache_directory
@@ -55,6 +55,7 @@ def _findings(model: str) -> dict[str, object]:
         dtype = form.name
     elif choice.form is not None:
         dtype, dtype_because = "int8 or stored", f"the file decides: `foreword pull {model}` tells"
+    isa = choose_isa(status.instruction_sets) if status.available else "none"
     return {
         "version": __version__,
         "python": sys.version.split()[0],
@@ -66,7 +67,8 @@ def _findings(model: str) -> dict[str, object]:
         "dtype_because": dtype_because,
         "speculation": "off" if chosen.config is None else "+".join(chosen.config.method),
         "speculation_because": f"{missing_model}{chosen.reason}",
-        "instruction_set": choose_isa(status.instruction_sets) if status.available else "none",
+        "instruction_set": isa,
+        "instruction_set_because": explain_isa(isa) if status.available else status.reason,
         "instruction_sets_here": ", ".join(status.instruction_sets) or "none",
         "kernel_threads": choose_threads() if status.available else 0,
         "torch_threads": torch.get_num_threads(),

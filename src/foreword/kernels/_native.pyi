@@ -6,6 +6,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 PAGE_SIZE: int
+MIN_TILED_TOKENS: int
+MIN_TILED_BLOCK_TOKENS: int
 STATE_CHUNK: int
 RING_ROWS: int
 BATCH_ARRAYS: list[str]

@@ -9,6 +9,9 @@ from foreword.errors import RequestError
 ISA_VARIABLE = "FOREWORD_ISA"
 """Environment variable that selects an instruction set."""
 
+TILED_ISA = "avx512-amx"
+"""Instruction set whose products of many tokens run in tiles. All else, and all bits, are those of avx512-vnni."""
+
 THREADS_VARIABLE = "FOREWORD_THREADS"
 """Environment variable with the number of threads."""
 
@@ -47,6 +50,19 @@ def choose_isa(names: tuple[str, ...]) -> str:
     if wanted not in names:
         raise RequestError(f"{ISA_VARIABLE}={wanted} is not available here; use one of {', '.join(names)}")
     return wanted
+
+
+def explain_isa(isa: str) -> str:
+    """Return why `choose_isa` returned this instruction set and, if products run in tiles, in which passes."""
+    reason = f"{ISA_VARIABLE} names it" if os.environ.get(ISA_VARIABLE) else "the fastest here"
+    if isa != TILED_ISA:
+        return reason
+    from foreword.kernels import _native
+
+    return (
+        f"{reason}; AMX tiles for {_native.MIN_TILED_TOKENS} tokens or more in a pass, with blocks "
+        f"{_native.MIN_TILED_BLOCK_TOKENS}; same bits as avx512-vnni, which runs all else"
+    )
 
 
 def choose_threads(threads: int | None = None) -> int:

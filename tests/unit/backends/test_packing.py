@@ -66,6 +66,7 @@ MLP = [f"model.layers.0.mlp.{name}_proj.weight" for name in ("gate", "up", "down
 @pytest.mark.parametrize(
     ("kind", "isa", "expected"),
     [
+        ("Q4_1", "avx512-amx", "stored"),
         ("Q4_1", "avx512-vnni", "stored"),
         ("Q5_0", "avx2", "stored"),
         ("Q8_0", "avx512-vnni", "int8"),  # no fewer bytes

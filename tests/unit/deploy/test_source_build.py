@@ -16,7 +16,8 @@ from helpers.cpu import INSTRUCTION_SETS, needs_cpu_kernels
 
 ROOT = Path(__file__).parents[3]
 AVX2 = {"avx2", "fma", "f16c"}
-FLAGS = {"avx512-vnni": AVX2 | {"avx512f", "avx512dq", "avx512bw", "avx512vl", "avx512_vnni"}, "avx2": AVX2}
+AVX512 = AVX2 | {"avx512f", "avx512dq", "avx512bw", "avx512vl", "avx512_vnni"}
+FLAGS = {"avx512-amx": AVX512 | {"amx_tile", "amx_int8"}, "avx512-vnni": AVX512, "avx2": AVX2}
 
 
 @pytest.mark.parametrize(

@@ -11,10 +11,10 @@ from foreword.backends.cpu.packing import BLOCK_KINDS
 from foreword.kernels.sampler import floors
 from helpers import kernel_reference as reference
 from helpers.cpu import INSTRUCTION_SETS, STATUS, needs_cpu_kernels
+from helpers.packed_matrices import arena, product, random, random_blocks
 
 pytestmark = needs_cpu_kernels
 native = importlib.import_module("foreword.kernels._native") if STATUS.available else None
-arena = native.Arena() if STATUS.available else None
 
 UGLY_SHAPES = [
     (1, 1),
@@ -30,19 +30,6 @@ UGLY_SHAPES = [
 ]
 ROW_COUNTS = [1, 2, 3, 4, 5, 7, 8, 13, 63, 64, 65, 15, 16, 17, 26, 130]
 GROUPINGS = [(32, False), (64, False), (64, True), (128, True), (192, True)]
-
-
-def random(*shape: int, seed: int = 0) -> torch.Tensor:
-    """Normal numbers with a few large ones, as activations have."""
-    generator = torch.Generator().manual_seed(seed)
-    values = torch.randn(shape, generator=generator)
-    return torch.where(torch.rand(shape, generator=generator) < 0.02, values * 30, values)
-
-
-def product(matrix, x: torch.Tensor, isa: str) -> torch.Tensor:
-    out = torch.empty(len(x), matrix.rows)
-    matrix.multiply(x, out, isa)
-    return out
 
 
 def close(ours: torch.Tensor, expected: torch.Tensor):
@@ -133,20 +120,6 @@ def weights_of(kind: str, blocks: np.ndarray) -> torch.Tensor:
     )
     levels = np.concatenate([parts[..., 3:] & 15, parts[..., 3:] >> 4], axis=-1)
     return torch.from_numpy(scales * (levels - zeros)).flatten(1)
-
-
-def random_blocks(kind: str, rows: int, columns: int) -> np.ndarray:
-    """Blocks in which every bit is used; their half-precision numbers are small."""
-    is_ours = kind == "Q4_Z"
-    columns_each, size = (32, 19) if is_ours else gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType[kind]]
-    generator = np.random.default_rng(columns)
-    blocks = generator.integers(0, 256, (rows, columns // columns_each, size), np.uint8)
-    for place in BLOCK_KINDS[kind]:
-        halves = generator.normal(0, 0.01, blocks.shape[:2]).astype(np.float16)
-        blocks[..., place : place + 2] = halves[..., None].view(np.uint8)
-    if is_ours:
-        blocks[..., 2] %= 17  # GPTQ's zeros reach 16
-    return blocks.reshape(rows, -1)
 
 
 def expanded(matrix, isa: str) -> torch.Tensor:

@@ -64,7 +64,7 @@ FORMATS = {
 }
 FORMATS["q4"] = FORMATS["stored"]  # the earlier name of `stored`
 
-FAST_BLOCK_ISAS = ("avx512-vnni", "avx2")
+FAST_BLOCK_ISAS = ("avx512-amx", "avx512-vnni", "avx2")
 """Instruction sets on which `stored` is faster than `int8`: docs/kernels.md, "Which format"."""
 
 _REORDERED = ("q_proj.weight", "k_proj.weight")
