@@ -64,6 +64,7 @@ class HeadLearner:
         if now - self._checked_at < self.settings.tick_seconds:
             return
         self._checked_at = now
+        self.texts.expire()
         if (result := self.trainings.check()) is not None:
             self._judge(result)
         self.rollouts.check()

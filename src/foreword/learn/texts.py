@@ -89,10 +89,12 @@ class ServedTexts:
         self.expire()
 
     def expire(self) -> None:
-        """Drop the texts that are too old."""
+        """Drop the texts that are too old. They no longer count as new: a training could find no text."""
         oldest = self._clock() - 3600 * self._settings.hours
         while self._texts and self._texts[0].at < oldest:
-            self.tokens -= self._texts.popleft().tokens
+            text = self._texts.popleft()
+            self.tokens -= text.tokens
+            self.new_tokens -= text.answer_tokens if text.number > self._trained else 0
 
     def forget(self, tenant: str) -> None:
         """Drop all texts of a tenant."""
@@ -102,7 +104,6 @@ class ServedTexts:
 
     def for_training(self) -> TrainingTexts:
         """Return the new texts, as many tokens of older ones, and all held-out texts, newest first."""
-        self.expire()
         new = [text for text in self._texts if text.number > self._trained]
         older = [text for text in self._texts if text.number <= self._trained]
         measured = [text for text in reversed(self._texts) if text.document.held_out]

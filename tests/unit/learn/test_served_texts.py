@@ -37,7 +37,11 @@ def test_old_texts_are_dropped():
     assert len(texts) == 3
     clock.pass_by(2)
     texts.expire()
-    assert len(texts) == 1 and texts.tokens == 22
+    assert len(texts) == 1 and texts.tokens == 22 and texts.new_tokens == 20
+    texts.trained(texts.for_training())
+    clock.pass_by(3600)
+    texts.expire()
+    assert len(texts) == 0 and texts.new_tokens == 0
 
 
 def test_short_long_and_foreign_texts_are_not_kept():
