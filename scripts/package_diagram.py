@@ -6,7 +6,7 @@ from pathlib import Path
 import grimp
 
 ROOT = Path(__file__).resolve().parents[1]
-LEFT_OUT = {"__main__", "cancellation", "errors", "progress"}
+LEFT_OUT = {"__main__", "cancellation", "errors", "paths", "progress"}
 """Small modules that everything may import, and the entry point."""
 
 

@@ -5,6 +5,7 @@ from catalogue import UNIT, Mutant
 SIMULATE = f"{UNIT}/simulate"
 FLEETS = f"{SIMULATE}/test_fleets.py"
 CALIBRATION = f"{SIMULATE}/test_calibration.py"
+CLOSED_FORMS = f"{SIMULATE}/test_closed_forms.py"
 AGAINST = f"{SIMULATE}/test_against_cluster.py"
 
 SIMULATOR_MUTANTS = (
@@ -70,5 +71,23 @@ SIMULATOR_MUTANTS = (
         "1.5 if runs_ahead else 1.0",
         "1.0",
         (f"{CALIBRATION}::test_a_link_gives_network_levels_and_the_engines_own_work",),
+    ),
+    Mutant(
+        95,
+        "a pass that ends after the simulated time counts",
+        "simulate/target.py",
+        "SimTarget.step",
+        "end < scenario.seconds",
+        "end >= 0",
+        (f"{CLOSED_FORMS}::test_only_passes_that_end_in_the_simulated_time_count",),
+    ),
+    Mutant(
+        95,
+        "the next request comes at the rate of now, whenever that rate ends",
+        "simulate/world.py",
+        "World._next_arrival",
+        "expected < most",
+        "most > 0",
+        (f"{FLEETS}::test_a_rate_begins_on_time_after_a_lower_one",),
     ),
 )
