@@ -79,6 +79,8 @@ SIMULATOR_MUTANTS = (
         "SimTarget.step",
         "if end < scenario.seconds:",
         "if end >= 0:",
+        "end < scenario.seconds",
+        "end >= 0",
         (f"{CLOSED_FORMS}::test_only_passes_that_end_in_the_simulated_time_count",),
     ),
     Mutant(
@@ -88,6 +90,8 @@ SIMULATOR_MUTANTS = (
         "World._next_arrival",
         "if expected < most:",
         "if most > 0:",
+        "expected < most",
+        "most > 0",
         (f"{FLEETS}::test_a_rate_begins_on_time_after_a_lower_one",),
     ),
 )
