@@ -150,15 +150,29 @@ FOREWORD_INLINE void add_group(const PendingGroup group, int64_t groups, int64_t
     }
 }
 
+// The same chunk of the next panels, which is fetched while this one is multiplied. After the last panel it is whatever follows the
+// matrix in memory, usually the next matrix.
+struct FetchAhead {
+    const uint8_t* panels[4];
+    int64_t bytes;   // of each panel
+    int count;       // of panels
+    FOREWORD_INLINE void fetch(int64_t part, int64_t parts) const {
+        for (int64_t at = bytes * part / parts; at < bytes * (part + 1) / parts; at += kCacheLine) {
+            for (int i = 0; i < count; ++i) __builtin_prefetch(panels[i] + at);
+        }
+    }
+};
+
 // Adds the products of a chunk of `groups` groups to the outputs [token, 32]. `left` and `right` have the unpacked groups of one or
 // two pairs. The sums of a group are added while the next group is multiplied.
 template <int Tiles, int Pairs, typename Shape, bool HasMin>
-__attribute__((noinline)) void run_chunk(const TokenParts parts, const uint8_t* left, const uint8_t* right, int64_t groups, float* out) {
+__attribute__((noinline)) void run_chunk(const TokenParts parts, const uint8_t* left, const uint8_t* right, int64_t groups, const FetchAhead ahead, float* out) {
     constexpr int Steps = Shape::kSteps;
     GroupSums sums[2];
     PendingGroup pending{};
     int64_t index = 0;   // of the group among those of all parts
     const auto add_step = [&](int64_t step) FOREWORD_INLINE_LAMBDA {
+        if (index < groups) ahead.fetch(index * Steps + step, groups * Steps);
         if (index == 0) return;
         add_group<Pairs, HasMin>(pending, parts.groups, parts.rows * step / Steps, parts.rows * (step + 1) / Steps, sums[(index - 1) % 2]);
     };

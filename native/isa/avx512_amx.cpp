@@ -38,9 +38,13 @@ void run_panels(const MatrixView& w, TokenParts parts, int64_t begin, const Pane
     PackedPair<F> pairs[2] = {{{targets[0].left.packed}, {targets[0].right.packed}}, {{targets[1].left.packed}, {targets[1].right.packed}}};
     for (int64_t g = 0; g < w.groups; g += ChunkGroups) {
         const int64_t groups = std::min(ChunkGroups, w.groups - g);
+        const uint8_t* before = pairs[0].left.weights;
+        FetchAhead ahead{{}, 0, 2 * Pairs};
+        for (int i = 0; i < 2 * Pairs; ++i) ahead.panels[i] = before + (i + 4) * w.panel_bytes;
         for (int p = 0; p < Pairs; ++p) unpack_pair<F, true>(pairs[p], g, g + groups, Shape::kColumns / kBlock, unpacked + p * PairBytes);
-        if (parts.tiles() == 2) run_chunk<2, Pairs, Shape, HasMin>(parts, unpacked, unpacked + PairBytes, groups, outputs);
-        else run_chunk<1, Pairs, Shape, HasMin>(parts, unpacked, unpacked + PairBytes, groups, outputs);
+        ahead.bytes = pairs[0].left.weights - before;
+        if (parts.tiles() == 2) run_chunk<2, Pairs, Shape, HasMin>(parts, unpacked, unpacked + PairBytes, groups, ahead, outputs);
+        else run_chunk<1, Pairs, Shape, HasMin>(parts, unpacked, unpacked + PairBytes, groups, ahead, outputs);
         parts.q += groups * Shape::kColumns, parts.scale += groups, parts.sum += groups;
     }
     for (int64_t part = 0, stored = 0; part < parts.count(); ++part) {
