@@ -40,6 +40,8 @@ WITH_FALLBACK = {
     "src/foreword/cluster/pools/fleet.py": {"/proc"},
     "src/foreword/cluster/pools/tied.py": {"prctl("},
     "src/foreword/kernels/native.py": {"sched_getaffinity"},
+    "src/foreword/learn/trainer.py": {"/proc"},  # other processes may be ended first
+    "src/foreword/learn/training.py": {"/dev/shm"},  # the directory of temporary files
     "src/foreword/models/formats/gguf/file.py": {"MADV_DONTNEED"},  # where the module has it
     "src/foreword/server/router/app.py": {"TCP_KEEPIDLE"},
     "src/foreword/structured/compiled.py": {"malloc_trim"},  # None where the C library has none
