@@ -36,7 +36,11 @@ class Server:
 
     def learning(self) -> dict[str, Any]:
         state, version = self.reports.pop(0) if len(self.reports) > 1 else self.reports[0]
-        versions = [] if version is None and state == "collecting" else [{"number": 1}]
+        versions = (
+            []
+            if version is None and state == "collecting"
+            else [{"number": 1, "stage": "shadow", "reason": "new"}]
+        )
         return {"state": state, "version": version, "versions": versions, "reason": "", "new_tokens": 0}
 
     @contextmanager
@@ -52,7 +56,7 @@ def observed(
     clock, traffic = ScriptedClock(), ShiftedTraffic.of("sql", 12, 100, 2, seed=0)
     static, learning = Server(clock, 0.5), Server(clock, 0.6, reports)
     learning.odd_prompts = {traffic.after[13]}
-    report = observe_shift(static, learning, traffic, settings, lambda *_: None, clock)
+    report = observe_shift(static, learning, traffic, settings, lambda *_: None, clock, clock.pass_by)
     return report, static, learning
 
 
@@ -75,10 +79,20 @@ def test_without_a_version_it_ends_with_the_prompts_or_the_time():
     report, _, _ = observed([("collecting", None)])
     assert (report.requests, report.on_seconds, report.version) == (100, None, None)
     assert (report.rounds, report.p95_ratio) == (0, None)
+    assert report.stage == ""
     hurried = ShiftSettings(utilization=0.5, round_requests=10, rounds=2, seconds=25.0)
     report, _, _ = observed([("training", None)], hurried)
     assert report.requests == 30
     assert report.state == "training"
+
+
+def test_the_end_of_a_training_is_awaited_when_the_prompts_are_used_up():
+    reports = [("training", None)] * (1 + 2 * 10) + [("paused", None)] * 4 + [("rolling out", None)]
+    report, _, learning = observed(reports)
+    assert (report.requests, report.state) == (100, "rolling out")
+    assert report.seconds == 10 * 10.0 + 5.0
+    assert report.stage == "version 1: shadow (new)"
+    assert len(learning.sent) == 11
 
 
 def test_a_version_of_before_the_shift_does_not_count():
