@@ -34,5 +34,5 @@ def test_options_without_sense_are_refused_before_a_model_is_loaded(tmp_path: Pa
         (("--utilization", "1"), "--utilization must be above 0 and below 1"),
     ):
         run = foreword("bench", "learn", "--model", str(tmp_path), *options)
-        assert run.returncode == 1
+        assert run.returncode == 2
         assert words in run.stderr

@@ -36,12 +36,9 @@ class Server:
 
     def learning(self) -> dict[str, Any]:
         state, version = self.reports.pop(0) if len(self.reports) > 1 else self.reports[0]
-        versions = (
-            []
-            if version is None and state == "collecting"
-            else [{"number": 1, "stage": "shadow", "reason": "new"}]
-        )
-        return {"state": state, "version": version, "versions": versions, "reason": "", "new_tokens": 0}
+        is_trained = version is not None or state == "rolling out"
+        versions = [{"number": 1, "stage": "shadow", "reason": "new"}] if is_trained else []
+        return {"state": state, "version": version, "versions": versions, "reason": ""}
 
     @contextmanager
     def stopped(self) -> Iterator[None]:
@@ -67,7 +64,7 @@ def test_rounds_are_compared_while_a_training_runs_and_it_ends_with_a_version_in
     assert report.rate == 1.0  # half of two requests per second
     assert (report.rounds, report.requests) == (2, 50)
     assert report.seconds == report.on_seconds == 50.0, "rounds of the static server do not count"
-    assert report.trained_seconds == 20.0
+    assert report.trained_seconds == 40.0
     assert report.version == 1
     assert (report.compared_texts, report.same_texts) == (20, 19)
     assert report.p95_ratio == pytest.approx(1.2)
