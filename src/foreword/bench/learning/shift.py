@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from statistics import fmean
-from time import perf_counter
+from time import perf_counter, sleep
 from typing import Any, NamedTuple, Protocol
 
 from foreword.bench.learning.processes import stopped
@@ -19,6 +19,7 @@ from foreword.progress import StageProgress
 from foreword.wire.openai_http import open_client, refusal_of
 
 WARM_UP = 4  # requests one after another that determine the rate; one more comes first and does not count
+POLL_SECONDS = 1.0  # between two reports while the end of a training is awaited
 TRAINS = ("training", "paused")  # states of a server with a training that has not ended
 
 
@@ -67,9 +68,10 @@ class ShiftReport:
     seconds: float = 0.0
     trained_seconds: float | None = None  # until the first version was trained; None: none was
     on_seconds: float | None = None  # until a version was in use for all requests; None: none was
-    version: int | None = None  # the version in use; None: the newest trained one or none
+    version: int | None = None  # the version in use; None: the head of the start
     state: str = ""  # of the learner at the end
     reason: str = ""  # why the last training failed or its version was not kept
+    stage: str = ""  # of the newest version's roll-out, and why; empty: there is no version
     rounds: int = 0  # compared rounds, during which a training ran or was paused
     compared_texts: int = 0
     same_texts: int = 0  # of these, equal on both servers
@@ -86,10 +88,12 @@ def observe_shift(
     settings: ShiftSettings,
     progress: StageProgress,
     clock: Callable[[], float] = perf_counter,
+    pause: Callable[[float], None] = sleep,
 ) -> ShiftReport:
     """Send the traffic until a version is in use, the prompts are used up, or the time is over.
 
-    Both servers get the same requests before the shift, and in the compared rounds. Only these rounds have a training.
+    Both servers get the same requests before the shift, and in the compared rounds. Only rounds with a training are
+    compared. If a training runs when the prompts are used up, its end is awaited.
     """
     progress("before the shift", 0, 1)
     static.answer(traffic.before[:1], None, 0)
@@ -103,7 +107,7 @@ def observe_shift(
     for number, begin in enumerate(range(0, len(traffic.after), settings.round_requests)):
         prompts = traffic.after[begin : begin + settings.round_requests]
         found = learning.learning()
-        progress(f"{found['state']}, {found['new_tokens']} new tokens", begin, len(traffic.after))
+        progress(found["state"], begin, len(traffic.after))
         is_compared = found["state"] in TRAINS and report.rounds < settings.rounds
         began = clock()
         answers = learning.answer(prompts, report.rate, number)
@@ -115,6 +119,13 @@ def observe_shift(
             report.rounds += 1
         if _is_over(report, learning.learning(), first_version, settings):
             break
+    else:
+        while report.state in TRAINS:
+            began = clock()
+            pause(POLL_SECONDS)
+            report.seconds += clock() - began
+            if _is_over(report, learning.learning(), first_version, settings):
+                break
     observed.fill(report)
     return report
 
@@ -124,8 +135,11 @@ def _is_over(
 ) -> bool:
     """Take over the learner's report; return whether a new version is in use, or the time is over."""
     report.state, report.reason = found["state"], found["reason"]
-    if found["versions"] and report.trained_seconds is None:
-        report.trained_seconds = report.seconds
+    if found["versions"]:
+        newest = found["versions"][-1]
+        report.stage = f"version {newest['number']}: {newest['stage']} ({newest['reason']})"
+        if report.trained_seconds is None:
+            report.trained_seconds = report.seconds
     if found["version"] not in (None, first_version):
         report.version, report.on_seconds = found["version"], report.seconds
         return True

@@ -122,7 +122,7 @@ class Learn(Benchmark):
         stdout.print(
             f"p95 beside a training / without: {optional(report.p95_ratio, '.2f')}; same texts: {report.same_texts} of "
             f"{report.compared_texts}; seconds after the shift until a version was trained: "
-            f"{optional(report.trained_seconds, '.0f', 'never')}, in use for all requests: {on}",
+            f"{optional(report.trained_seconds, '.0f', 'never')}, in use for all requests: {on}; {report.stage}",
             highlight=False,
         )
         self.report(rows, f"after a shift to {self.shift}", made=made, shift=asdict(report))

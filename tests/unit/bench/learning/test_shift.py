@@ -36,8 +36,9 @@ class Server:
 
     def learning(self) -> dict[str, Any]:
         state, version = self.reports.pop(0) if len(self.reports) > 1 else self.reports[0]
-        versions = [] if version is None and state == "collecting" else [{"number": 1}]
-        return {"state": state, "version": version, "versions": versions, "reason": "", "new_tokens": 0}
+        is_trained = version is not None or state == "rolling out"
+        versions = [{"number": 1, "stage": "shadow", "reason": "new"}] if is_trained else []
+        return {"state": state, "version": version, "versions": versions, "reason": ""}
 
     @contextmanager
     def stopped(self) -> Iterator[None]:
@@ -52,7 +53,7 @@ def observed(
     clock, traffic = ScriptedClock(), ShiftedTraffic.of("sql", 12, 100, 2, seed=0)
     static, learning = Server(clock, 0.5), Server(clock, 0.6, reports)
     learning.odd_prompts = {traffic.after[13]}
-    report = observe_shift(static, learning, traffic, settings, lambda *_: None, clock)
+    report = observe_shift(static, learning, traffic, settings, lambda *_: None, clock, clock.pass_by)
     return report, static, learning
 
 
@@ -63,7 +64,7 @@ def test_rounds_are_compared_while_a_training_runs_and_it_ends_with_a_version_in
     assert report.rate == 1.0  # half of two requests per second
     assert (report.rounds, report.requests) == (2, 50)
     assert report.seconds == report.on_seconds == 50.0, "rounds of the static server do not count"
-    assert report.trained_seconds == 20.0
+    assert report.trained_seconds == 40.0
     assert report.version == 1
     assert (report.compared_texts, report.same_texts) == (20, 19)
     assert report.p95_ratio == pytest.approx(1.2)
@@ -75,10 +76,20 @@ def test_without_a_version_it_ends_with_the_prompts_or_the_time():
     report, _, _ = observed([("collecting", None)])
     assert (report.requests, report.on_seconds, report.version) == (100, None, None)
     assert (report.rounds, report.p95_ratio) == (0, None)
+    assert report.stage == ""
     hurried = ShiftSettings(utilization=0.5, round_requests=10, rounds=2, seconds=25.0)
     report, _, _ = observed([("training", None)], hurried)
     assert report.requests == 30
     assert report.state == "training"
+
+
+def test_the_end_of_a_training_is_awaited_when_the_prompts_are_used_up():
+    reports = [("training", None)] * (1 + 2 * 10) + [("paused", None)] * 4 + [("rolling out", None)]
+    report, _, learning = observed(reports)
+    assert (report.requests, report.state) == (100, "rolling out")
+    assert report.seconds == 10 * 10.0 + 5.0
+    assert report.stage == "version 1: shadow (new)"
+    assert len(learning.sent) == 11
 
 
 def test_a_version_of_before_the_shift_does_not_count():
