@@ -116,7 +116,7 @@ class SparseKvDrafter(LevelDrafter):
         return 0
 
     def _selection(self, task: DraftTask) -> Selection | None:
-        """Return the pages to attend to; None if they would be nearly all, or if rows are missing."""
+        """Return the pages to attend to; None if they would be all, or if rows are missing."""
         pages, newest = task.pages, len(task.request.tokens) - 1
         if pages is None or task.max_nodes < 1 or task.max_depth < 1:
             return None
