@@ -292,11 +292,13 @@ def test_drafters_of_all_kinds_guess_for_two_ranks(tiny_model: Path, tmp_path: P
         {"method": "draft_model", "model": str(tiny_model)},
         {"method": "draft_model", "model": str(tiny_model), "tree_width": 3},
         {"method": "layer_skip"},
+        {"method": "sparse_kv", "sink_tokens": 0, "window_tokens": 8, "top_tokens": 0},
+        {"method": "sparse_kv", "sink_tokens": 0, "window_tokens": 8, "top_tokens": 128, "refresh_tokens": 4},
         {"model": str(TinyHead(360).eagle().save(tmp_path / "eagle"))},
         {"model": str(eagle3), "tree_width": 3},
     ]
     llm = LLM(str(tiny_model), device="cpu", tensor_parallel_size=2, speculation=None)
-    prompts = [{"prompt_token_ids": prompt * 2} for prompt in PROMPTS]
+    prompts = [{"prompt_token_ids": prompt * 5} for prompt in PROMPTS]
     plain = [output.outputs[0].token_ids for output in llm.generate(prompts, PARAMS[1])]
     for setting in settings:
         llm.speculate({**setting, "fixed": True})

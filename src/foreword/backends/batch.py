@@ -275,4 +275,5 @@ class ForwardOutput:
     is_cold: bool = False  # whether the pass compiled or captured something, so that its time is not typical
     # If wanted, float32 [requests, parts]: how much of a request's attention goes to each part of its KV rows. A sum
     # over all heads of layers without a sliding window; each head has 1 in total, and attention sinks do not count.
+    # With several ranks, over the heads of the first.
     shares: Tensor | None = None

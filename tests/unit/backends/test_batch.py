@@ -27,7 +27,7 @@ def test_the_declaration_names_every_array_once_and_in_order():
     assert names == list(BatchArrays._fields)
     assert {field.name for field in fields(ForwardBatch)} == {
         *names,
-        *("taps", "adapters", "drawn_before", "chunks", "ring_copies"),
+        *("taps", "adapters", "drawn_before", "chunks", "ring_copies", "has_gaps", "wants_shares"),
     }
 
 

@@ -41,14 +41,14 @@ class SparseKvConfig(DrafterSettings):
     """The positions to which draft tokens attend, in whole pages."""
 
     sink_tokens: int = setting(16, "first positions that draft tokens attend to", at_least(0))
-    window_tokens: int = setting(256, "newest positions that draft tokens attend to", at_least(1))
+    window_tokens: int = setting(1024, "newest positions that draft tokens attend to", at_least(1))
     top_tokens: int = setting(
-        256,
+        512,
         "positions between these that draft tokens also attend to: the parts of 128 with most attention; 0: none",
         at_least(0),
     )
     refresh_tokens: int = setting(
-        64, "tokens after which attention is measured again, in a draft's first pass", at_least(1)
+        32, "tokens after which attention is measured again, in a draft's first pass", at_least(1)
     )
     tree_width: int = tree_width()
 
@@ -116,7 +116,7 @@ class SparseKvDrafter(LevelDrafter):
         return 0
 
     def _selection(self, task: DraftTask) -> Selection | None:
-        """Return the pages to attend to; None if they would be nearly all, or if rows are missing."""
+        """Return the pages to attend to; None if they would be all, or if rows are missing."""
         pages, newest = task.pages, len(task.request.tokens) - 1
         if pages is None or task.max_nodes < 1 or task.max_depth < 1:
             return None
