@@ -238,8 +238,8 @@ constexpr int64_t kFactorHeader = 32;   // bytes of a Factor panel's scales
 // Columns of a row in a Factor panel, with padding.
 constexpr int64_t factor_columns_of(int64_t cols) { return (cols + 15) / 16 * 16; }
 
-// The fewest tokens of a product that were measured to be faster in tiles of AMX: with groups of 64 columns or more, and of 32.
-constexpr int64_t kMinTiledTokens = 9, kMinTiledBlockTokens = 32;
+// The fewest tokens of a product that were measured to be faster in tiles of AMX in whole passes: with groups of 64 columns or more, and of 32.
+constexpr int64_t kMinTiledTokens = 24, kMinTiledBlockTokens = 64;
 constexpr int64_t kTiledTokens = 512;   // most tokens of a block in tiles of AMX
 // Bytes of scratch for tiles: 32 outputs for every token, and four panels, unpacked, of up to 16 groups.
 constexpr int64_t kTiledScratch = kTiledTokens * 4 * kPanelRows * 4 + 16 * 2 * (2 * kPanelRows * kBlock + 128);

@@ -238,12 +238,12 @@ def test_any_number_of_threads(
 @needs_cpu_kernels
 @pytest.mark.parametrize("form", FORMS[:2])
 def test_passes_on_both_sides_of_the_crossover_to_tiles(path: Path, form: str):
-    ids = random_tokens(random.Random(8), 130)
+    ids = random_tokens(random.Random(8), 200)
     decoder = cpu_decoder(path, form)
     expected = all_logits(decoder, ids)
     _native = importlib.import_module("foreword.kernels._native")
     for crossover in (_native.MIN_TILED_TOKENS, _native.MIN_TILED_BLOCK_TOKENS):
-        runner, cache = fragmented_cache(decoder, 12, crossover)
+        runner, cache = fragmented_cache(decoder, 16, crossover)
         request = make_request(cache, ids)
         parts = [run(runner, cache, request, rows) for rows in (1, crossover - 1, crossover, crossover + 1)]
         assert torch.equal(torch.cat(parts), expected[: 1 + 3 * crossover])
