@@ -8,6 +8,7 @@ from torch import Tensor
 PAGE_SIZE: int
 STATE_CHUNK: int
 RING_ROWS: int
+SHARE_PART: int
 BATCH_ARRAYS: list[str]
 BLOCK_KINDS: list[str]
 
