@@ -300,3 +300,10 @@ def test_models_with_other_layers_are_drafted_for(paths: dict[str, Path], kind: 
     assert found.timings.draft_n_accepted > 0
     if backend == "cpu":
         assert found.outputs[0].token_ids == plain.outputs[0].token_ids
+
+
+@needs_cpu_kernels
+def test_parts_are_as_long_in_the_cpu_kernels():
+    from foreword.kernels import _native
+
+    assert _native.SHARE_PART == SHARE_PART

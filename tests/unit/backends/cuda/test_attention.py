@@ -212,3 +212,26 @@ def test_a_sink_takes_its_part_of_the_softmax(split: bool):
     scores = torch.einsum("hd,shd->hs", queries[0].double(), k) * DIM**-0.5
     weights = torch.cat((scores, sinks.double()[:, None]), dim=1).softmax(-1)[:, :length]
     assert (found[0].double() - torch.einsum("hs,shd->hd", weights, v)).abs().max() < 1e-5
+
+
+def test_shares_of_more_parts_than_are_computed_together():
+    from foreword.backends.cuda.kernels import attention
+
+    parts, heads = attention.SHARE_BLOCK + 6, 3
+    peaks, masses = (torch.rand(2, heads, parts, device=KERNEL_DEVICE) for _ in range(2))
+    counts = (parts, attention.SHARE_BLOCK + 1)
+    last = torch.tensor(
+        [counts[0] * attention.PART - 1, (counts[1] - 1) * attention.PART],
+        dtype=torch.int32,
+        device=KERNEL_DEVICE,
+    )
+    shares = torch.zeros(2, parts, device=KERNEL_DEVICE)
+    attention._add_shares[(2,)](
+        *(peaks, masses, last, shares, parts),
+        **{"HEADS": heads, "BLOCK": attention.SHARE_BLOCK, "PART": attention.PART, "num_warps": 1},
+    )
+    for row, count in enumerate(counts):
+        weights = masses[row, :, :count] * torch.exp2(peaks[row, :, :count])
+        expected = (weights / weights.sum(1, keepdim=True)).sum(0)
+        torch.testing.assert_close(shares[row, :count], expected)
+        assert not shares[row, count:].any()

@@ -38,6 +38,9 @@ from foreword.kernels.launching import kernel
 PART = SHARE_PART
 """Positions per part, whose keys are processed together."""
 
+SHARE_BLOCK = 64
+"""Parts whose shares are computed together; fixed, so that no kernel is compiled for longer texts."""
+
 LATENT_STEP = 32
 """Positions of a part whose latent rows are loaded together."""
 
@@ -160,19 +163,28 @@ def _merge_parts(
 @kernel(do_not_specialize=("num_parts",))
 def _add_shares(
     part_peaks, part_masses, positions, shares, num_parts,
-    HEADS: tl.constexpr, PARTS: tl.constexpr, PART: tl.constexpr,
+    HEADS: tl.constexpr, BLOCK: tl.constexpr, PART: tl.constexpr,
 ):  # fmt: skip
-    """Add the parts' shares of the attention of all heads of one row."""
-    row, part = tl.program_id(0).to(tl.int64), tl.arange(0, PARTS)
-    is_part = part < tl.cdiv(tl.load(positions + row) + 1, PART)
-    total = tl.zeros((PARTS,), dtype=tl.float32)
+    """Add the parts' shares of the attention of all heads of one row, BLOCK parts at a time."""
+    row = tl.program_id(0).to(tl.int64)
+    count = tl.cdiv(tl.load(positions + row) + 1, PART)
     for head in range(HEADS):
-        at = (row * HEADS + head) * num_parts + part
-        peaks = tl.load(part_peaks + at, mask=is_part, other=-float("inf"))
-        masses = tl.load(part_masses + at, mask=is_part, other=0.0) * tl.exp2(peaks - tl.max(peaks, axis=0))
-        total += masses / tl.sum(masses, axis=0)
-    at = shares + row * num_parts + part
-    tl.store(at, tl.load(at, mask=is_part, other=0.0) + total, mask=is_part)
+        first = (row * HEADS + head) * num_parts
+        peak, mass = tl.full((1,), -float("inf"), dtype=tl.float32), tl.zeros((1,), dtype=tl.float32)
+        for begin in range(0, count, BLOCK):
+            part = begin + tl.arange(0, BLOCK)
+            peaks = tl.load(part_peaks + first + part, mask=part < count, other=-float("inf"))
+            masses = tl.load(part_masses + first + part, mask=part < count, other=0.0)
+            new_peak = tl.maximum(peak, tl.max(peaks, axis=0))
+            mass = mass * tl.exp2(peak - new_peak) + tl.sum(masses * tl.exp2(peaks - new_peak), axis=0)
+            peak = new_peak
+        for begin in range(0, count, BLOCK):
+            part = begin + tl.arange(0, BLOCK)
+            peaks = tl.load(part_peaks + first + part, mask=part < count, other=-float("inf"))
+            masses = tl.load(part_masses + first + part, mask=part < count, other=0.0)
+            at = shares + row * num_parts + part
+            total = tl.load(at, mask=part < count, other=0.0) + masses * tl.exp2(peaks - peak) / mass
+            tl.store(at, total, mask=part < count)
 
 
 @dataclass(frozen=True)
@@ -287,7 +299,7 @@ def attend(
     if workspace is not None and metadata.shares is not None and rule.window is None:
         _add_shares[(len(tiles.counts),)](
             peaks, masses, metadata.positions, metadata.shares, parts,
-            HEADS=heads, PARTS=triton.next_power_of_2(parts), PART=PART, num_warps=1,
+            HEADS=heads, BLOCK=SHARE_BLOCK, PART=PART, num_warps=1,
         )  # fmt: skip
     if workspace is not None:
         _merge_parts[(len(tiles.counts) * tiles.rows, heads)](
