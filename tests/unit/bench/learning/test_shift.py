@@ -22,6 +22,7 @@ class Server:
     ) -> None:
         self.clock, self.latency, self.reports = clock, latency, list(reports)
         self.sent: list[tuple[list[str], float | None]] = []
+        self.times: list[float] = []  # when the rounds were sent
         self.is_stopped = False
         self.odd_prompts: set[str] = set()
         self.beside: Server | None = None  # the server that learns, beside one that does not
@@ -31,6 +32,7 @@ class Server:
         assert not self.is_stopped
         self.compared.append(self.beside is not None and self.beside.is_stopped)
         self.sent.append((list(prompts), rate))
+        self.times.append(self.clock.now)
         self.clock.pass_by(10.0)
         return [TimedAnswer(self._text(prompt), self.latency) for prompt in prompts]
 
@@ -73,6 +75,8 @@ def test_rounds_are_compared_while_a_training_runs_and_it_ends_with_a_version_in
     assert (report.compared_texts, report.same_texts) == (20, 19)
     assert report.p95_ratio == pytest.approx(1.2)
     assert static.compared == [False] * 3 + [True] * 2, "a training takes no time from the other server"
+    first, second = zip(static.times[-2:], learning.times[-4:-2], strict=True)
+    assert first[0] > first[1] and second[0] < second[1], "the order changes"
     compared = static.sent[-2:]
     assert compared == learning.sent[-4:-2], "the same requests at the same rate"
 
