@@ -96,54 +96,92 @@ def observe_shift(
     compared. If a training runs when the prompts are used up, its end is awaited.
     """
     progress("before the shift", 0, 1)
-    static.answer(traffic.before[:1], None, 0)
-    one_by_one = static.answer(traffic.before[1 : 1 + WARM_UP], None, 1)
-    if not one_by_one:
-        raise RequestError("the load is measured with the requests before the shift; give --before 2 or more")
-    report = ShiftReport(settings.utilization / fmean(answer.seconds for answer in one_by_one))
+    report = ShiftReport(_arrival_rate(static, traffic.before, settings.utilization))
     for server in (static, learning):
         server.answer(traffic.before, report.rate, 0)
-    first_version, observed = learning.learning()["version"], _Latencies()
+    run = _ShiftRun(static, learning, settings, clock, report)
     for number, begin in enumerate(range(0, len(traffic.after), settings.round_requests)):
-        prompts = traffic.after[begin : begin + settings.round_requests]
-        found = learning.learning()
-        progress(found["state"], begin, len(traffic.after))
-        is_compared = found["state"] in TRAINS and report.rounds < settings.rounds
-        began = clock()
-        answers = learning.answer(prompts, report.rate, number)
-        report.seconds += clock() - began
-        report.requests += len(prompts)
-        if is_compared:
-            with learning.stopped():
-                observed.add(answers, static.answer(prompts, report.rate, number))
-            report.rounds += 1
-        if _is_over(report, learning.learning(), first_version, settings):
+        state = learning.learning()["state"]
+        progress(state, begin, len(traffic.after))
+        run.send(traffic.after[begin : begin + settings.round_requests], number, state)
+        if run.is_over():
             break
-    else:
-        while report.state in TRAINS:
-            began = clock()
-            pause(POLL_SECONDS)
-            report.seconds += clock() - began
-            if _is_over(report, learning.learning(), first_version, settings):
-                break
-    observed.fill(report)
+    while report.state in TRAINS and not run.is_over():
+        run.wait(pause)
+    run.latencies.fill(report)
     return report
 
 
-def _is_over(
-    report: ShiftReport, found: dict[str, Any], first_version: int | None, settings: ShiftSettings
-) -> bool:
-    """Take over the learner's report; return whether a new version is in use, or the time is over."""
-    report.state, report.reason = found["state"], found["reason"]
-    if found["versions"]:
-        newest = found["versions"][-1]
-        report.stage = f"version {newest['number']}: {newest['stage']} ({newest['reason']})"
-        if report.trained_seconds is None:
-            report.trained_seconds = report.seconds
-    if found["version"] not in (None, first_version):
-        report.version, report.on_seconds = found["version"], report.seconds
-        return True
-    return report.seconds >= settings.seconds
+def _arrival_rate(static: TrafficServer, prompts: Sequence[str], utilization: float) -> float:
+    """Return the requests per second with which the server is busy for this fraction of the time."""
+    static.answer(prompts[:1], None, 0)
+    one_by_one = static.answer(prompts[1 : 1 + WARM_UP], None, 1)
+    if not one_by_one:
+        raise RequestError("the load is measured with the requests before the shift; give --before 2 or more")
+    return utilization / fmean(answer.seconds for answer in one_by_one)
+
+
+class _ShiftRun:
+    """Sends rounds of requests, and fills in the report."""
+
+    def __init__(
+        self,
+        static: TrafficServer,
+        learning: TrafficServer,
+        settings: ShiftSettings,
+        clock: Callable[[], float],
+        report: ShiftReport,
+    ) -> None:
+        self._static, self._learning = static, learning
+        self._settings, self._clock, self._report = settings, clock, report
+        self._first_version = learning.learning()["version"]  # the version in use before the shift
+        self.latencies = _Latencies()
+
+    def send(self, prompts: Sequence[str], number: int, state: str) -> None:
+        """Send a round of requests to the server that learns; while it trains, to the other one, too."""
+        report = self._report
+        report.requests += len(prompts)
+        if state not in TRAINS or report.rounds >= self._settings.rounds:
+            self._to_learning(prompts, number)
+            return
+        if report.rounds % 2:  # the order changes, so that a drift favours neither
+            static = self._to_static(prompts, number)
+            learning = self._to_learning(prompts, number)
+        else:
+            learning = self._to_learning(prompts, number)
+            static = self._to_static(prompts, number)
+        self.latencies.add(learning, static)
+        report.rounds += 1
+
+    def _to_static(self, prompts: Sequence[str], number: int) -> list[TimedAnswer]:
+        with self._learning.stopped():  # its training would take time from this server
+            return self._static.answer(prompts, self._report.rate, number)
+
+    def _to_learning(self, prompts: Sequence[str], number: int) -> list[TimedAnswer]:
+        began = self._clock()
+        answers = self._learning.answer(prompts, self._report.rate, number)
+        self._report.seconds += self._clock() - began
+        return answers
+
+    def wait(self, pause: Callable[[float], None]) -> None:
+        """Wait without requests."""
+        began = self._clock()
+        pause(POLL_SECONDS)
+        self._report.seconds += self._clock() - began
+
+    def is_over(self) -> bool:
+        """Take over the learner's report; return whether a new version is in use, or the time is over."""
+        report, found = self._report, self._learning.learning()
+        report.state, report.reason = found["state"], found["reason"]
+        if found["versions"]:
+            newest = found["versions"][-1]
+            report.stage = f"version {newest['number']}: {newest['stage']} ({newest['reason']})"
+            if report.trained_seconds is None:
+                report.trained_seconds = report.seconds
+        if found["version"] not in (None, self._first_version):
+            report.version, report.on_seconds = found["version"], report.seconds
+            return True
+        return report.seconds >= self._settings.seconds
 
 
 class _Latencies:

@@ -16,13 +16,16 @@ from helpers.waiting import wait_until
 
 pytestmark = pytest.mark.skipif(not Path("/proc/self/task").is_dir(), reason="no /proc")
 
-PARENT = """
+MEMBER = """
 import subprocess, sys
-children = [subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE, start_new_session=True)
-            for _ in range(2)]
-print(*(child.pid for child in children), flush=True)
+depth = int(sys.argv[1])
+child = None
+if depth:
+    command = [sys.executable, __file__, str(depth - 1)]
+    child = subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True)
+    print(child.pid, flush=True)
 input()
-for child in children:
+if child is not None:
     child.communicate(b"end")
 """
 
@@ -32,26 +35,27 @@ def state(process_id: int) -> str:
 
 
 @pytest.fixture
-def family() -> Iterator[tuple[int, list[int]]]:
-    """A process, and two children in sessions of their own."""
-    parent = subprocess.Popen([sys.executable, "-c", PARENT], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+def family(tmp_path: Path) -> Iterator[list[int]]:
+    """A process, its child and its grandchild, each in a session of its own."""
+    (tmp_path / "member.py").write_text(MEMBER, encoding="utf-8")
+    command = [sys.executable, str(tmp_path / "member.py"), "2"]
+    parent = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     assert parent.stdout is not None
-    children = [int(word) for word in parent.stdout.readline().split()]
-    yield parent.pid, children
-    for member in children:
+    members = [parent.pid, *(int(parent.stdout.readline()) for _ in range(2))]
+    yield members
+    for member in members:
         os.kill(member, signal.SIGCONT)
-    parent.communicate(b"end\\n")
+    parent.communicate(b"end")
 
 
-def test_all_descendants_stop_and_go_on(family: tuple[int, list[int]]):
-    parent, children = family
-    with stopped(parent):
-        assert all(state(member) == "T" for member in (parent, *children))
-    wait_until(lambda: all(state(member) != "T" for member in (parent, *children)))
+def test_all_descendants_stop_and_go_on(family: list[int]):
+    with stopped(family[0]):
+        assert [state(member) for member in family] == ["T", "T", "T"]
+    wait_until(lambda: all(state(member) != "T" for member in family))
 
 
-def test_what_was_stopped_before_stays_so(family: tuple[int, list[int]]):
-    parent, (paused, other) = family
+def test_what_was_stopped_before_stays_so(family: list[int]):
+    parent, paused, other = family
     os.kill(paused, signal.SIGSTOP)
     wait_until(lambda: state(paused) == "T")
     with pytest.raises(KeyError), stopped(parent):

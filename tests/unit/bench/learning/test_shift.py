@@ -22,12 +22,17 @@ class Server:
     ) -> None:
         self.clock, self.latency, self.reports = clock, latency, list(reports)
         self.sent: list[tuple[list[str], float | None]] = []
+        self.times: list[float] = []  # when the rounds were sent
         self.is_stopped = False
         self.odd_prompts: set[str] = set()
+        self.beside: Server | None = None  # the server that learns, beside one that does not
+        self.compared: list[bool] = []  # for every round, whether that one was stopped
 
     def answer(self, prompts: Sequence[str], rate: float | None, seed: int) -> list[TimedAnswer]:
         assert not self.is_stopped
+        self.compared.append(self.beside is not None and self.beside.is_stopped)
         self.sent.append((list(prompts), rate))
+        self.times.append(self.clock.now)
         self.clock.pass_by(10.0)
         return [TimedAnswer(self._text(prompt), self.latency) for prompt in prompts]
 
@@ -52,6 +57,7 @@ def observed(
 ) -> tuple[ShiftReport, Server, Server]:
     clock, traffic = ScriptedClock(), ShiftedTraffic.of("sql", 12, 100, 2, seed=0)
     static, learning = Server(clock, 0.5), Server(clock, 0.6, reports)
+    static.beside = learning
     learning.odd_prompts = {traffic.after[13]}
     report = observe_shift(static, learning, traffic, settings, lambda *_: None, clock, clock.pass_by)
     return report, static, learning
@@ -68,6 +74,9 @@ def test_rounds_are_compared_while_a_training_runs_and_it_ends_with_a_version_in
     assert report.version == 1
     assert (report.compared_texts, report.same_texts) == (20, 19)
     assert report.p95_ratio == pytest.approx(1.2)
+    assert static.compared == [False] * 3 + [True] * 2, "a training takes no time from the other server"
+    first, second = zip(static.times[-2:], learning.times[-4:-2], strict=True)
+    assert first[0] > first[1] and second[0] < second[1], "the order changes"
     compared = static.sent[-2:]
     assert compared == learning.sent[-4:-2], "the same requests at the same rate"
 
@@ -79,7 +88,7 @@ def test_without_a_version_it_ends_with_the_prompts_or_the_time():
     assert report.stage == ""
     hurried = ShiftSettings(utilization=0.5, round_requests=10, rounds=2, seconds=25.0)
     report, _, _ = observed([("training", None)], hurried)
-    assert report.requests == 30
+    assert (report.requests, report.rounds) == (30, 2)
     assert report.state == "training"
 
 
