@@ -10,7 +10,6 @@ from typing import Any
 from foreword.control.policy_file.document import OTHER, PolicyFile, Stage
 from foreword.control.policy_file.parsing import read_policy
 from foreword.control.rollout.pair import PairRollout
-from foreword.engine.background import BackgroundWork
 from foreword.engine.policy.controller import PolicyFileController
 from foreword.learn.learner import HeadLearner
 from foreword.learn.policy import drafter_name, policy_document, write_policy
@@ -19,6 +18,7 @@ from foreword.learn.settings import LearnSettings
 from foreword.learn.texts import ServedTexts
 from foreword.learn.training import LOG, Trainee, Trainings
 from foreword.learn.versions import Versions
+from foreword.learn.work import OrderedWork
 from foreword.train.texts.documents import HELD_OUT
 from helpers.clocks import ScriptedClock
 from helpers.tiny_heads import TinyHead
@@ -26,11 +26,32 @@ from helpers.tiny_heads import TinyHead
 MODEL = "0123456789abcdef"
 
 
-class AtOnce(BackgroundWork):
-    """Work that is done when it is started."""
+class AtOnce(OrderedWork):
+    """Work that is done when it is added, unless the test holds it back."""
 
-    def start(self, work: Callable[[], None], name: str = "") -> None:
-        work()
+    is_held: bool = False
+
+    def __init__(self) -> None:
+        self._held: list[Callable[[], None]] = []
+        self._is_running = False
+
+    def add(self, work: Callable[[], None]) -> None:
+        self._held.append(work)
+        if not self.is_held:
+            self.release()
+
+    def release(self) -> None:
+        """Do what was held back."""
+        self.is_held = False
+        while self._held and not self._is_running:  # work that work adds comes after it
+            self._is_running = True
+            try:
+                self._held.pop(0)()
+            finally:
+                self._is_running = False
+
+    def close(self) -> None:
+        self.release()
 
 
 @dataclass
@@ -54,6 +75,9 @@ class FakeProcess:
     def kill(self) -> None:
         self.calls.append("kill")
         self.code = -9
+
+    def wait(self) -> None:
+        assert self.code is not None
 
     def option(self, name: str) -> str:
         return self.arguments[list(self.arguments).index(name) + 1]
@@ -111,9 +135,10 @@ class LearnWorld:
         if controller is None:
             write_policy(self.settings.policy_path, policy_document({}, {}, self.settings))
         self.controller = PlayedController(self.settings.policy_path, self.clock)
+        self.work = AtOnce()
         trainee = Trainee("model", MODEL, "cpu", is_shared=True)
         self.texts = ServedTexts(self.settings, self.clock)
-        self.trainings = Trainings(self.settings, trainee, self._start, self.clock, AtOnce())
+        self.trainings = Trainings(self.settings, trainee, self._start, self.clock, self.work)
         self.versions = Versions(folder, MODEL, "here")
         rollouts = VersionRollouts(
             self.versions,

@@ -141,7 +141,8 @@ def test_texts_are_equal_with_every_stage_of_a_version(tiny_model: Path, tmp_pat
         engine.core.learner.act("rollback", "")  # type: ignore[union-attr]
         assert engine.report().version is None and engine.texts() == expected
         engine.core.check_integrity()
-    with learning(tiny_model, tmp_path / "learn", min_tokens=1_000_000) as engine:
+    quick: dict[str, Any] = {"reload_pause": 1.2, "reload_attempts": 2}  # loading the poisoned head fails
+    with learning(tiny_model, tmp_path / "learn", min_tokens=1_000_000, **quick) as engine:
         assert engine.report().version is None and engine.stage(1) == "held"  # it is never used again
         number = _poisoned_copy(engine)
         engine.wait_until(lambda: engine.stage(number) in ("shadow", "held"))
@@ -168,7 +169,7 @@ def test_a_killed_training_changes_nothing(tiny_model: Path, tmp_path: Path):
 def test_closing_ends_a_paused_training(tiny_model: Path, tmp_path: Path):
     with learning(tiny_model, tmp_path / "learn", share=0.0) as engine:
         engine.texts()
-        engine.wait_until(_children)
+        engine.wait_until(lambda: engine.report().train_seconds > 0)
         (pid,) = _children()
         engine.core.add(NewRequest("busy", (1, 2), _params(0)))
         assert engine.report().state == "paused"

@@ -15,6 +15,7 @@ from grammars import GRAMMAR_MUTANTS
 from heads import HEAD_MUTANTS
 from house import HOUSE_MUTANTS
 from hybrids import HYBRID_MUTANTS
+from learning import LEARNING_MUTANTS
 from operations import OPERATION_MUTANTS
 from parallel_heads import PARALLEL_HEAD_MUTANTS
 from pending import PENDING_MUTANTS
@@ -61,5 +62,6 @@ EVERY_MUTANT: tuple[Mutant, ...] = (
     *SIMULATOR_MUTANTS,
     *SPARSE_MUTANTS,
     *TRAINING_MUTANTS,
+    *LEARNING_MUTANTS,
     *OPERATION_MUTANTS,
 )

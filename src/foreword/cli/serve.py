@@ -228,6 +228,8 @@ def _run(
     log_to_stderr()
     if settings.allow_switch and settings.api_keys and not settings.admin_keys:
         log.warning("POST /speculation is refused for all API keys: --speculation-switch needs --admin-key")
+    if supervision.start.learning and settings.api_keys and not settings.admin_keys:
+        log.warning("POST /learn (rollback) is refused for all API keys: --learn needs --admin-key")
     run = ServerRun(settings, supervision, checkpoint.tokenizer(), listening)
     stderr.print(f"[dim]loading {settings.model_name} ...[/dim]")
     with ExitStack() as until_ready:

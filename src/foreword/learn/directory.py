@@ -11,7 +11,7 @@ from foreword.train.files import require_directory
 def lock_directory(directory: Path) -> Callable[[], None]:
     """Create and lock the directory; return the function that unlocks it. Raise `RequestError` if it is in use.
 
-    The operating system also unlocks it when the process ends.
+    The function may be called again, without effect. The operating system also unlocks it when the process ends.
     """
     import fcntl
 
@@ -25,4 +25,12 @@ def lock_directory(directory: Path) -> Callable[[], None]:
         raise RequestError(
             f"another server learns in {directory}; stop it or give another --learn-dir"
         ) from None
-    return lambda: os.close(descriptor)
+
+    def unlock() -> None:
+        """Unlock the directory once: later, the descriptor may be another file's."""
+        nonlocal descriptor
+        if descriptor >= 0:
+            os.close(descriptor)
+            descriptor = -1
+
+    return unlock

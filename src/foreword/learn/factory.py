@@ -22,10 +22,11 @@ from foreword.learn.policy import METHOD, drafter_with, policy_document, write_p
 from foreword.learn.process import StartTrainer, start_trainer
 from foreword.learn.rollout import VersionRollouts
 from foreword.learn.settings import LearnSettings
-from foreword.learn.stored_texts import read_texts
+from foreword.learn.stored_texts import read_texts, store_texts
 from foreword.learn.texts import ServedTexts
 from foreword.learn.training import Trainee, Trainings
-from foreword.learn.versions import Versions
+from foreword.learn.versions import Versions, remove_tree
+from foreword.learn.work import OrderedWork
 from foreword.models.heads.shipped import head_named
 from foreword.progress import StageProgress
 from foreword.train.files import identity_of
@@ -79,18 +80,19 @@ class LearnSetup:
         assert controller is not None  # `engine_config` has one
         settings, identity = self.settings, identity_of(loaded.checkpoint)
         device, default = str(core.target.device), core.drafters.default_config
-        versions = Versions(settings.home, identity, f"{__version__} {device}")
-        texts = ServedTexts(settings, time.time)
-        if settings.keeps_texts:
-            for text in read_texts(settings.home / "texts"):
-                texts.put(text)
+        work = OrderedWork()
+        environment = f"{__version__} {device}"
+        versions = Versions(
+            settings.home, identity, environment, lambda path: work.add(lambda: remove_tree(path))
+        )
+        texts = restored_texts(settings, identity, time.time)
         trainee = Trainee(
             str(loaded.checkpoint.path),
             identity,
             settings.device or device,
             _is_same(settings.device, device),
         )
-        trainings = Trainings(settings, trainee, self.start, self.clock)
+        trainings = Trainings(settings, trainee, self.start, self.clock, work)
         rollouts = VersionRollouts(versions, controller, settings, self.clock, partial(drafter_with, default))
         core.learner = HeadLearner(
             settings,
@@ -102,6 +104,18 @@ class LearnSetup:
             time.time,
             self.release,
         )
+
+
+def restored_texts(settings: LearnSettings, identity: str, wall_clock: Callable[[], float]) -> ServedTexts:
+    """Return the texts to begin with: stored ones, if they are to be kept."""
+    texts = ServedTexts(settings, wall_clock)
+    if settings.keeps_texts:
+        stored = read_texts(settings.home / "texts", identity, settings.takes_part)
+        for text in stored:
+            texts.put(text)
+        if len(texts) < len(stored):  # texts beyond the limits leave the disk as well
+            store_texts(settings.home / "texts", texts, identity)
+    return texts
 
 
 def _is_same(device: str, other: str) -> bool:

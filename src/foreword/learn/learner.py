@@ -70,7 +70,10 @@ class HeadLearner:
         self.rollouts.check()
         is_due = self.texts.new_tokens >= self.settings.min_tokens
         if is_due and self.trainings.may_begin and self.rollouts.is_settled:
-            self._begin()
+            try:
+                self._begin()
+            except ForewordError as error:  # the disk is full
+                self.trainings.postpone(str(error))
 
     def _begin(self) -> None:
         """Begin a training from the version in use, the engine's first head, or a new head."""
@@ -78,12 +81,12 @@ class HeadLearner:
         begin = self.first_head if current is None else self.versions.path(current)
         number, out = self.versions.begin()
         self._store_texts()
-        self.trainings.begin(TrainingJob(number, out, current, begin, self.texts.for_training()))
+        self.trainings.begin(TrainingJob(number, out, current, begin, self.texts.kept()))
 
     def _judge(self, result: TrainingResult) -> None:
         """Roll a trained version out, or delete it if it is not better."""
         job, settings = result.job, self.settings
-        self.texts.trained(job.texts)
+        self.texts.trained(result.texts)
         least = settings.least_first_tau if job.begin is None else settings.least_gain * result.tau_before
         self._verdict = ""
         if not result.tau_after >= least:  # also if it is not a number
@@ -99,14 +102,19 @@ class HeadLearner:
             number=job.number,
             parent=job.parent,
             created=self.wall_clock(),
-            tenants=tuple(sorted({*job.texts.tenants, *parents})),
-            texts=len(job.texts.documents),
-            tokens=job.texts.new_tokens,
+            tenants=tuple(sorted({*result.texts.tenants, *parents})),
+            texts=len(result.texts.documents),
+            tokens=result.texts.new_tokens,
             tau_before=result.tau_before,
             tau_after=result.tau_after,
             train_seconds=result.train_seconds,
         )
-        self.versions.publish(job.out, version)
+        try:
+            self.versions.publish(job.out, version)
+        except (OSError, ForewordError) as error:
+            self.versions.discard(job.out)
+            self.trainings.postpone(f"version {job.number} was not kept: {error}")
+            return
         self.versions.prune(settings.kept_versions)
 
     def act(self, action: str, tenant: str) -> None:
@@ -120,15 +128,15 @@ class HeadLearner:
                 _log.warning("learning: unknown action %r", action)
                 return
             self.rollouts.check()
-        except (OSError, ForewordError) as error:
-            _log.error("learning: %s failed: %s", action, error)
+        except Exception as error:  # it must not end the engine's thread
+            _log.error("learning: %s failed: %s", action, error, exc_info=error)
 
     def _forget(self, tenant: str) -> None:
         job = self.trainings.job
-        if job is not None and tenant in job.texts.tenants:
+        if job is not None and job.kept.has(tenant):
             self.trainings.stop()
         self.texts.forget(tenant)
-        forget_stored(self._texts_folder, tenant)
+        self.trainings.work.add(lambda: forget_stored(self._texts_folder, tenant))
         if self.versions.forget(tenant) and self.trainings.job is not None:
             self.trainings.stop()  # the version from which it begins may be deleted
 
@@ -137,11 +145,18 @@ class HeadLearner:
         return self.settings.home / "texts"
 
     def _store_texts(self) -> None:
-        if self.settings.keeps_texts:
+        """Store the kept texts if wanted, in the thread."""
+        if not self.settings.keeps_texts:
+            return
+        texts = tuple(self.texts)
+
+        def store() -> None:
             try:
-                store_texts(self._texts_folder, self.texts, self.trainings.trainee.identity)
+                store_texts(self._texts_folder, texts, self.trainings.trainee.identity)
             except ForewordError as error:
                 _log.warning("the texts are not stored: %s", error)
+
+        self.trainings.work.add(store)
 
     def report(self) -> LearningReport:
         trainings, texts = self.trainings, self.texts
@@ -172,10 +187,13 @@ class HeadLearner:
         if self._is_closed:
             return
         self._is_closed = True
-        self.trainings.close()
-        self._store_texts()
         try:
-            self.versions.save(is_closed=True)
+            self.trainings.stop()
+            self.versions.save(is_closed=True)  # first: storing texts may last until the process is killed
         except ForewordError as error:
             _log.warning("the state of learning is not saved: %s", error)
-        self.release()
+        try:
+            self._store_texts()
+            self.trainings.close()
+        finally:
+            self.release()

@@ -16,7 +16,10 @@ class TrainerProcess(Protocol):
     def resume(self) -> None: ...
 
     def kill(self) -> None:
-        """End it and wait for its end."""
+        """End it, also while it is paused."""
+
+    def wait(self) -> None:
+        """Wait for its end."""
 
 
 @dataclass

@@ -100,7 +100,8 @@ class VersionRollouts:
             return
         try:
             write_policy(self.settings.policy_path, document)
-        except RequestError as error:
+        except RequestError as error:  # no fault of a version, so it is no attempt
+            self._attempts -= 1
             _log.warning("versions of the head stay as they are: %s", error)
         self._written, self._written_at = document, self.clock()
 

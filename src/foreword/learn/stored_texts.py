@@ -1,15 +1,16 @@
 """Stores served texts on disk for the next start, in one directory per tenant."""
 
 import logging
+import math
 import shutil
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from pathlib import Path
 from urllib.parse import quote, unquote
 
 from foreword.errors import RequestError
 from foreword.learn.texts import KIND, ServedText
-from foreword.train.texts.documents import read_shards, write_shard
+from foreword.train.texts.documents import Document, read_shards, require_written_by, write_shard
 
 _log = logging.getLogger(__name__)
 
@@ -21,7 +22,7 @@ def store_texts(directory: Path, texts: Iterable[ServedText], model: str) -> Non
     by_tenant: dict[str, list[ServedText]] = {}
     for text in texts:
         by_tenant.setdefault(text.tenant, []).append(text)
-    new = directory.with_name(f".{directory.name}")
+    new = _unfinished(directory)
     try:
         shutil.rmtree(new, ignore_errors=True)
         new.mkdir(mode=0o700, parents=True)
@@ -37,23 +38,47 @@ def store_texts(directory: Path, texts: Iterable[ServedText], model: str) -> Non
         raise RequestError(f"{directory} cannot be written: {error.strerror or error}") from None
 
 
-def read_texts(directory: Path) -> list[ServedText]:
-    """Return the stored texts, oldest first; those of a damaged file are left out, with a log line."""
-    texts = []
+def read_texts(directory: Path, model: str, takes_part: Callable[[str], bool]) -> list[ServedText]:
+    """Return the stored texts, oldest first; those of a damaged file are left out, with a log line.
+
+    Delete the texts of tenants that do not take part any more, and those of an interrupted `store_texts`.
+    """
+    shutil.rmtree(_unfinished(directory), ignore_errors=True)
+    texts: list[ServedText] = []
     for folder in sorted(directory.iterdir()) if directory.is_dir() else ():
         name = unquote(folder.name)
         tenant = "" if name == NO_TENANT else name
+        if not takes_part(tenant):
+            shutil.rmtree(folder, ignore_errors=True)
+            continue
         try:
-            for document in read_shards(folder):
-                texts.append(ServedText(replace(document, kind=KIND), tenant, float(document.kind)))
+            require_written_by(folder, model)
+            texts += [_as_served(document, tenant) for document in read_shards(folder)]
         except (RequestError, ValueError) as error:
             _log.warning("stored texts are not used: %s", error)
     return sorted(texts, key=lambda text: text.at)
 
 
+def _as_served(document: Document, tenant: str) -> ServedText:
+    """Return a stored text; raise `ValueError` if its kind is not a time."""
+    at = float(document.kind)
+    if not math.isfinite(at):
+        raise ValueError(f"{document.kind} is not a time")
+    return ServedText(replace(document, kind=KIND), tenant, at)
+
+
 def forget_stored(directory: Path, tenant: str) -> None:
-    """Delete the stored texts of a tenant."""
-    shutil.rmtree(directory / _folder(tenant), ignore_errors=True)
+    """Delete the stored texts of a tenant, also those of an interrupted `store_texts`."""
+    for place in (directory, _unfinished(directory)):
+        folder = place / _folder(tenant)
+        shutil.rmtree(folder, ignore_errors=True)
+        if folder.exists():
+            _log.error("%s cannot be deleted", folder)
+
+
+def _unfinished(directory: Path) -> Path:
+    """Return the directory in which `store_texts` writes before it replaces the earlier texts."""
+    return directory.with_name(f".{directory.name}")
 
 
 def _folder(tenant: str) -> str:

@@ -47,6 +47,35 @@ class TrainingTexts:
         return sum(len(document.tokens) for document in self.documents if not document.held_out)
 
 
+@dataclass(frozen=True)
+class KeptTexts:
+    """The texts that are kept at one moment."""
+
+    texts: tuple[ServedText, ...]
+    trained: int  # number of the newest text that a training has had
+    last_number: int  # of the newest text
+
+    def for_training(self) -> TrainingTexts:
+        """Return the new texts, as many tokens of older ones, and all held-out texts, newest first."""
+        new = [text for text in self.texts if text.number > self.trained]
+        older = [text for text in self.texts if text.number <= self.trained]
+        measured = [text for text in reversed(self.texts) if text.document.held_out]
+        chosen = [text for text in [*new, *_sample(older, new)] if not text.document.held_out]
+        if not measured:
+            measured, chosen = _hold_out_one(chosen)
+        texts = [*measured, *chosen]
+        return TrainingTexts(
+            tuple(text.document for text in texts),
+            tuple(sorted({text.tenant for text in texts})),
+            sum(text.answer_tokens for text in new),
+            self.last_number,
+        )
+
+    def has(self, tenant: str) -> bool:
+        """Return whether a tenant has any of the texts."""
+        return any(text.tenant == tenant for text in self.texts)
+
+
 class ServedTexts:
     """Keeps the newest texts of the tenants that take part."""
 
@@ -64,10 +93,15 @@ class ServedTexts:
     def __iter__(self) -> Iterator[ServedText]:
         return iter(tuple(self._texts))
 
+    def kept(self) -> KeptTexts:
+        """Return the kept texts, of which a thread may choose those of a training."""
+        return KeptTexts(tuple(self._texts), self._trained, self._numbers)
+
     def add(self, prompt: Sequence[int], answer: Sequence[int], tenant: str, temperature: float) -> bool:
         """Keep a text if its tenant takes part and its length is suitable; return whether it is kept."""
         settings, length = self._settings, len(prompt) + len(answer)
-        if not prompt or len(answer) < settings.min_answer_tokens or length > settings.text_tokens:
+        longest = min(settings.text_tokens, settings.tokens)  # a longer one would drop all others and itself
+        if not prompt or len(answer) < settings.min_answer_tokens or length > longest:
             return False
         if not settings.takes_part(tenant):
             return False
@@ -103,20 +137,8 @@ class ServedTexts:
         self._count_new()
 
     def for_training(self) -> TrainingTexts:
-        """Return the new texts, as many tokens of older ones, and all held-out texts, newest first."""
-        new = [text for text in self._texts if text.number > self._trained]
-        older = [text for text in self._texts if text.number <= self._trained]
-        measured = [text for text in reversed(self._texts) if text.document.held_out]
-        chosen = [text for text in [*new, *_sample(older, new)] if not text.document.held_out]
-        if not measured:
-            measured, chosen = _hold_out_one(chosen)
-        texts = [*measured, *chosen]
-        return TrainingTexts(
-            tuple(text.document for text in texts),
-            tuple(sorted({text.tenant for text in texts})),
-            sum(text.answer_tokens for text in new),
-            self._numbers,
-        )
+        """Return the texts of a training that begins now."""
+        return self.kept().for_training()
 
     def trained(self, texts: TrainingTexts) -> None:
         """Record that a training has had these texts."""

@@ -1,6 +1,7 @@
-"""`python -m foreword.learn.trainer PID NICE HEAD ...`: runs `foreword ...`, which writes HEAD, then checks it.
+"""`python -m foreword.learn.trainer PID NICE FILE HEAD ...`: runs `foreword ...`, which writes HEAD, then checks it.
 
-It has the priority NICE, and is killed when its parent ends, even while it is paused.
+The process closes the open file FILE as soon as its parent's end would kill it, even while it is paused. It has the
+priority NICE.
 """
 
 import os
@@ -17,8 +18,10 @@ FIRST_TO_END = "1000"  # Linux ends this process first if memory is full
 
 def main() -> None:
     """Train; exit with the command's exit code, or 1 if the head has weights that are not finite."""
-    parent, nice, head, arguments = int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3]), sys.argv[4:]
+    parent, nice, file = map(int, sys.argv[1:4])
+    head, arguments = Path(sys.argv[4]), sys.argv[5:]
     tie_to(parent, signal.SIGKILL)
+    os.close(file)
     os.nice(nice)
     with suppress(OSError):  # only Linux has this file
         Path("/proc/self/oom_score_adj").write_text(FIRST_TO_END, encoding="ascii")

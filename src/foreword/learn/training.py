@@ -1,4 +1,7 @@
-"""Runs trainings one at a time: writes their texts, starts the process, pauses it, and reads the result."""
+"""Runs trainings one at a time: writes their texts, starts the process, pauses it, and reads the result.
+
+Files and processes are handled by a thread (`OrderedWork`), since they could delay the engine's steps.
+"""
 
 import json
 import logging
@@ -10,13 +13,14 @@ from dataclasses import dataclass, field
 from hashlib import sha256
 from pathlib import Path
 
-from foreword.engine.background import BackgroundWork
 from foreword.errors import ForewordError
-from foreword.learn.pausing import Pauses
+from foreword.learn.arguments import train_arguments
+from foreword.learn.pausing import Pauses, TrainerProcess
 from foreword.learn.process import StartTrainer
 from foreword.learn.settings import LearnSettings
-from foreword.learn.texts import TrainingTexts
-from foreword.models.heads.opening import open_head
+from foreword.learn.texts import KeptTexts, TrainingTexts
+from foreword.learn.versions import keep_only_log
+from foreword.learn.work import OrderedWork
 from foreword.train.files import TRAINING
 from foreword.train.texts.documents import HELD_OUT, write_shard
 
@@ -44,7 +48,7 @@ class TrainingJob:
     out: Path
     parent: int | None
     begin: Path | None  # head to begin from; None: a new head
-    texts: TrainingTexts
+    kept: KeptTexts  # from which its texts are chosen
 
 
 @dataclass(frozen=True)
@@ -52,6 +56,7 @@ class TrainingResult:
     """A finished training."""
 
     job: TrainingJob
+    texts: TrainingTexts
     tau_before: float  # tokens per pass on the held-out texts
     tau_after: float
     train_seconds: float
@@ -62,6 +67,20 @@ class TrainingError(ForewordError):
 
 
 @dataclass
+class _Run:
+    """A training that has not ended. The thread sets what it finds; the engine's thread reads it."""
+
+    job: TrainingJob
+    texts: TrainingTexts | None = None
+    folder: Path | None = None  # the private directory of the texts
+    process: TrainerProcess | None = None
+    error: str | None = None  # why the training has failed
+    taus: tuple[float, float] | None = None  # before and after the training, which has ended with success
+    is_stopped: bool = False
+    is_ending: bool = False  # the process has ended, and its result is read
+
+
+@dataclass
 class Trainings:
     """Trainings of an engine. All methods are called by the engine's thread."""
 
@@ -69,18 +88,15 @@ class Trainings:
     trainee: Trainee
     start: StartTrainer
     clock: Callable[[], float]  # seconds
-    background: BackgroundWork = field(default_factory=BackgroundWork)
+    work: OrderedWork = field(default_factory=OrderedWork)
     ended: int = 0  # number of ended trainings
     failures: int = 0
     reason: str = ""  # why the last training failed; empty: it did not
-    job: TrainingJob | None = None
-    _folder: Path | None = None  # the private directory of the texts
-    _written: bool = False
-    _error: str | None = None  # why the texts could not be written
+    _run: _Run | None = None
     _pauses: Pauses | None = None  # of the running process
     _total: tuple[float, float] = (0.0, 0.0)  # run and busy seconds of ended trainings
     _again_at: float = -math.inf  # earliest time of the next training
-    _pause: float = 0.0  # seconds after the next failure
+    _pause: float = 0.0  # seconds after the newest failure
 
     def __post_init__(self) -> None:
         self._prefix = (
@@ -90,8 +106,13 @@ class Trainings:
             shutil.rmtree(left, ignore_errors=True)
 
     @property
+    def job(self) -> TrainingJob | None:
+        """The training that has not ended."""
+        return None if self._run is None else self._run.job
+
+    @property
     def may_begin(self) -> bool:
-        return self.job is None and self.clock() >= self._again_at
+        return self._run is None and self.clock() >= self._again_at
 
     @property
     def is_paused(self) -> bool:
@@ -106,141 +127,141 @@ class Trainings:
         return run, busy
 
     def begin(self, job: TrainingJob) -> None:
-        """Write the texts of a training in a thread; `check` starts the training when they are written."""
-        self.job, self._written, self._error = job, False, None
-        self.background.start(lambda: self._write(job), "foreword-learn")
+        """Write the texts of a training and start it, in the thread."""
+        run = self._run = _Run(job)
+        self.work.add(lambda: self._prepare(run))
 
-    def _write(self, job: TrainingJob) -> None:
+    def _prepare(self, run: _Run) -> None:
         try:
-            self._folder = Path(tempfile.mkdtemp(prefix=self._prefix, dir=_memory()))
-            write_shard(self._folder, job.texts.documents, self.trainee.identity)
+            texts = run.texts = run.job.kept.for_training()
+            if not texts.documents:
+                raise TrainingError("no texts are left to train on")
+            self._write(run, texts)
+            if run.is_stopped:
+                return
+            job, trainee, settings = run.job, self.trainee, self.settings
+            places = {"--model": trainee.model, "--data": run.folder, "--out": job.out}
+            arguments = train_arguments(texts, job.begin, settings, {**places, "--device": trainee.device})
+            _log.info("training version %d of the head on %d tokens", job.number, texts.tokens)
+            run.process = self.start(arguments, job.out, settings.home / LOG, settings.nice)
+        except Exception as error:  # whatever it is, the training has failed
+            run.error = _one_line(error)
+
+    def _write(self, run: _Run, texts: TrainingTexts) -> None:
+        try:
+            run.folder = Path(tempfile.mkdtemp(prefix=self._prefix, dir=_memory()))
+            write_shard(run.folder, texts.documents, self.trainee.identity)
         except (OSError, ForewordError) as error:
-            self._error = f"its texts cannot be written: {error}"
-        self._written = True
+            raise TrainingError(f"its texts cannot be written: {error}") from None
 
     def busy(self) -> None:
-        if self._pauses is not None:
-            self._pauses.busy()
+        if (pauses := self._running()) is not None:
+            pauses.busy()
 
     def idle(self) -> None:
-        if self._pauses is not None:
-            self._pauses.idle()
+        if (pauses := self._running()) is not None:
+            pauses.idle()
+
+    def _running(self) -> Pauses | None:
+        """Return the pauses of the process; None: none runs."""
+        run = self._run
+        if self._pauses is None and run is not None and run.process is not None and not run.is_ending:
+            settings, is_shared = self.settings, self.trainee.is_shared
+            self._pauses = Pauses(
+                run.process,
+                self.clock,
+                settings.share,
+                settings.resume_after,
+                settings.slice_seconds,
+                is_shared,
+            )
+        return self._pauses
 
     def check(self) -> TrainingResult | None:
-        """Start the training whose texts are written; return the result of one that has ended with success."""
-        if self.job is None:
+        """Return the result of a training that has ended with success."""
+        run = self._run
+        if run is None:
             return None
-        try:
-            if self._pauses is None:
-                if self._written:
-                    self._launch(self.job)
-                return None
-            code = self._pauses.process.poll()
-            return None if code is None else self._finished(self.job, code)
-        except (ForewordError, OSError) as error:
-            self._fail(" ".join(str(error).split()))
+        if run.process is not None and not run.is_ending and (code := run.process.poll()) is not None:
+            run.is_ending = True
+            self.work.add(lambda: self._read(run, code))
+        if run.error is not None:
+            self._fail(run.error)
             return None
-
-    def _launch(self, job: TrainingJob) -> None:
-        if self._error is not None or self._folder is None:
-            raise TrainingError(self._error or "its texts were not written")
-        settings = self.settings
-        arguments = train_arguments(job, self.trainee, settings, self._folder)
-        _log.info("training version %d of the head on %d tokens", job.number, job.texts.tokens)
-        process = self.start(arguments, job.out, settings.home / LOG, settings.nice)
-        self._pauses = Pauses(
-            process,
-            self.clock,
-            settings.share,
-            settings.resume_after,
-            settings.slice_seconds,
-            self.trainee.is_shared,
-        )
-
-    def _finished(self, job: TrainingJob, code: int) -> TrainingResult:
-        """Return the result of an ended process; raise `TrainingError` if it has none."""
-        if code:
-            raise TrainingError(_why(code, self.settings.home / LOG))
-        before, after = read_tau(job.out / TRAINING / "log.jsonl")
-        if job.begin is None:
-            before = 1.0  # plain decoding
-        if before is None or after is None:
-            raise TrainingError("no held-out text was measured: too few different prompts")
+        if run.taus is None or run.texts is None:
+            return None
         before_run = self._total[0]
         self._end()
         self.ended, self.reason, self._pause = self.ended + 1, "", 0.0
-        return TrainingResult(job, before, after, self._total[0] - before_run)
+        return TrainingResult(run.job, run.texts, *run.taus, self._total[0] - before_run)
+
+    def _read(self, run: _Run, code: int) -> None:
+        """Read the result of an ended process, and delete its texts and the states of the training."""
+        try:
+            if run.folder is not None:
+                shutil.rmtree(run.folder, ignore_errors=True)
+            if code:
+                raise TrainingError(_why(code, self.settings.home / LOG))
+            before, after = read_tau(run.job.out / TRAINING / "log.jsonl")
+            if run.job.begin is None:
+                before = 1.0  # plain decoding
+            if before is None or after is None:
+                raise TrainingError("no held-out text was measured: too few different prompts")
+            keep_only_log(run.job.out)
+            run.taus = before, after
+        except Exception as error:  # whatever the files contain, the training has failed
+            run.error = _one_line(error)
 
     def _fail(self, reason: str) -> None:
-        """End the training; the next one begins after a pause, which doubles with each failure."""
-        _log.warning("the training of the head has failed: %s", reason)
+        """End the training with a failure."""
         self.stop()
-        self.ended, self.failures, self.reason = self.ended + 1, self.failures + 1, reason
+        self.ended += 1
+        self.postpone(reason)
+
+    def postpone(self, reason: str) -> None:
+        """Record a failure; the next training begins after a pause, which doubles with each failure."""
+        _log.warning("the training of the head has failed: %s", reason)
+        self.failures, self.reason = self.failures + 1, reason
         self._pause = min(max(2 * self._pause, self.settings.first_pause), self.settings.longest_pause)
         self._again_at = self.clock() + self._pause
 
     def stop(self) -> None:
         """Kill a running training and delete its files."""
-        job = self.job
-        if self._pauses is not None:
-            self._pauses.process.kill()
+        run = self._run
         self._end()
-        if job is not None:
-            shutil.rmtree(job.out, ignore_errors=True)
+        if run is None:
+            return
+        run.is_stopped = True
+        if run.process is not None:
+            run.process.kill()
+        self.work.add(
+            lambda: _remove(run)
+        )  # after `_prepare`, which may still write texts or start the process
 
     def _end(self) -> None:
-        """Count the time of a training and delete its texts."""
-        self._total, self._pauses, self.job = self.seconds, None, None
-        if self._folder is not None:
-            shutil.rmtree(self._folder, ignore_errors=True)
-            self._folder = None
+        """Count the time of a training."""
+        self._total, self._pauses, self._run = self.seconds, None, None
 
     def close(self) -> None:
-        self.background.close()
+        """Stop a running training, and finish all work of the thread."""
         self.stop()
+        self.work.close()
+
+
+def _remove(run: _Run) -> None:
+    """End the process of a stopped training, and delete its files."""
+    if run.process is not None:
+        if run.process.poll() is None:
+            run.process.kill()
+        run.process.wait()
+    for left in (run.folder, run.job.out):
+        if left is not None:
+            shutil.rmtree(left, ignore_errors=True)
 
 
 def _memory() -> Path:
     """Return the directory for texts: in memory if possible."""
     return SHARED_MEMORY if SHARED_MEMORY.is_dir() else Path(tempfile.gettempdir())
-
-
-def train_arguments(job: TrainingJob, trainee: Trainee, settings: LearnSettings, data: Path) -> list[str]:
-    """Return the arguments of `foreword` for a training on the texts in a directory."""
-    is_new = job.begin is None
-    passes = settings.first_passes if is_new else settings.tune_passes
-    longest = max(len(document.tokens) for document in job.texts.documents)
-    least, most = settings.batch_tokens
-    # A text of the maximum length fits into a batch a quarter larger, whatever its share of answer tokens is.
-    fitting = int(1.25 * longest)
-    batch = max(min(int(passes * job.texts.tokens / settings.wanted_steps), most), least, fitting)
-    steps = max(math.ceil(passes * job.texts.tokens / batch), settings.min_steps)
-    muon, adam = (settings.first_muon, settings.first_adam) if is_new else (settings.muon, settings.adam)
-    given = {
-        "--model": trainee.model,
-        "--data": data,
-        "--out": job.out,
-        "--device": trainee.device,
-        "--steps": steps,
-        "--batch-tokens": batch,
-        "--muon": muon,
-        "--adam": adam,
-        "--evaluate-every": 1e9,  # only before and after the training
-    }
-    words = [str(word) for pair in given.items() for word in pair]
-    return ["train", "eagle3", *words, "--no-speed", *([] if job.begin is None else _shape(job.begin))]
-
-
-def _shape(begin: Path) -> list[str]:
-    """Return the options that make a head of the same shape as an existing one, and begin from it."""
-    spec = open_head(begin).spec
-    words = ["--begin", str(begin), "--intermediate", str(spec.layers[0].mlp.intermediate_size)]
-    if spec.boundaries is not None:
-        words += ["--taps", ",".join(map(str, spec.boundaries))]
-    if spec.window is not None:
-        words += ["--head-window", str(spec.window)]
-    words += ["--drift-norms"] if spec.has("fc_norm.0.weight") else []
-    return [*words, *([] if spec.has("lm_head.weight") else ["--no-own-output"])]
 
 
 def read_tau(log: Path) -> tuple[float | None, float | None]:
@@ -252,6 +273,12 @@ def read_tau(log: Path) -> tuple[float | None, float | None]:
             after = float(entry["tau"])
             before = after if entry["step"] == 0 else before
     return before, after
+
+
+def _one_line(error: Exception) -> str:
+    """Return the message of an error; with its type if it was not expected, since it may be a bare name."""
+    words = " ".join(str(error).split())
+    return words if isinstance(error, ForewordError | OSError) else f"{type(error).__name__}: {words}"
 
 
 def _why(code: int, log: Path) -> str:

@@ -3,10 +3,12 @@
 import json
 import logging
 import shutil
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
+
+import msgspec
 
 from foreword.errors import RequestError
 from foreword.train.files import TRAINING, write_json
@@ -40,20 +42,32 @@ class DropReason:
     reason: str
 
 
+def remove_tree(path: Path) -> None:
+    """Delete a directory if possible."""
+    shutil.rmtree(path, ignore_errors=True)
+
+
 class Versions:
     """The versions in a directory. Only the process that has locked the directory may use it."""
 
-    def __init__(self, directory: Path, model: str, environment: str) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        model: str,
+        environment: str,
+        remove: Callable[[Path], None] = remove_tree,
+    ) -> None:
         """Read the directory; raise `RequestError` if it belongs to another model.
 
         `environment` describes device and program version. A version in use of another environment is rolled out
-        again. So is a candidate, unless the engine ended unexpectedly during its roll-out.
+        again. So is a candidate, unless the engine ended unexpectedly during its roll-out. `remove` deletes a
+        directory.
         """
         self._folder, self._state_path = directory / "versions", directory / "state.json"
-        self._model, self._environment = model, environment
+        self._model, self._environment, self._remove = model, environment, remove
         self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         for unfinished in self._folder.glob(".*"):
-            shutil.rmtree(unfinished, ignore_errors=True)
+            remove_tree(unfinished)
         self.all = {version.number: version for version in _read_versions(self._folder)}
         self.current: int | None = None  # in use for all requests
         self.candidate: int | None = None  # being rolled out
@@ -77,7 +91,7 @@ class Versions:
                 self._known(state.get("current")),
                 self._known(state.get("candidate")),
             )
-        except (ValueError, TypeError, KeyError, AttributeError) as error:
+        except (ValueError, TypeError, KeyError, AttributeError, OverflowError) as error:
             _log.warning("%s is damaged, no version is in use: %s", self._state_path, error)
         if self.candidate is not None and not state.get("is_closed"):
             self.drop(self.candidate, "held", "the engine ended unexpectedly during its roll-out")
@@ -87,7 +101,8 @@ class Versions:
 
     def _known(self, number: Any) -> int | None:  # noqa: ANN401 - any JSON
         """Return the number of a version that exists and was not dropped, or None."""
-        return number if number in self.all and number not in self.dropped else None
+        is_known = type(number) is int and number in self.all  # True equals 1
+        return number if is_known and number not in self.dropped else None
 
     def save(self, is_closed: bool = False) -> None:
         """Write state.json. `is_closed`: the engine ends as intended."""
@@ -112,11 +127,7 @@ class Versions:
         return number, self._folder / f".{number}"
 
     def publish(self, trained: Path, version: HeadVersion) -> None:
-        """Add a trained version as the candidate, and delete the oldest ones that are not needed."""
-        log = trained / TRAINING / "log.jsonl"
-        if log.exists():
-            log.replace(trained / LOG)
-        shutil.rmtree(trained / TRAINING, ignore_errors=True)  # states of the training, for a --resume
+        """Add a trained version as the candidate."""
         write_json(trained / LEARNED, asdict(version))
         trained.replace(self.path(version.number))
         self.all[version.number], self.candidate = version, version.number
@@ -124,7 +135,7 @@ class Versions:
 
     def discard(self, trained: Path) -> None:
         """Delete a trained directory that does not become a version."""
-        shutil.rmtree(trained, ignore_errors=True)
+        self._remove(trained)
 
     def drop(self, number: int, stage: str, reason: str) -> None:
         """Stop using a version, for this reason."""
@@ -160,7 +171,8 @@ class Versions:
     def forget(self, tenant: str) -> bool:
         """Delete all versions that a tenant's texts were used for; return whether there were any.
 
-        If the version in use is one of them, the newest other version that was in use is used again.
+        Directories that are no version are deleted as well: whose texts their heads were trained on is not
+        known. If the version in use is one of them, the newest other version that was in use is used again.
         """
         numbers = {number for number, version in self.all.items() if tenant in version.tenants}
         if self.current in numbers:
@@ -170,6 +182,9 @@ class Versions:
             )
         self.candidate = None if self.candidate in numbers else self.candidate
         self._delete(numbers)
+        for path in self._folder.glob("[!.]*"):
+            if path.name not in map(str, self.all):
+                self._withdraw(path)
         return bool(numbers)
 
     def _was_used_before(self, number: int) -> bool:
@@ -184,21 +199,36 @@ class Versions:
         for number in numbers:
             del self.all[number]
             self.dropped.pop(number, None)
-            shutil.rmtree(self.path(number), ignore_errors=True)
+            self._withdraw(self.path(number))
         if numbers:
             self.save()
+
+    def _withdraw(self, path: Path) -> None:
+        """Delete a version's directory: under another name, since deleting takes long and may be interrupted."""
+        withdrawn = path.with_name(f".deleted-{path.name}")
+        remove_tree(withdrawn)
+        try:
+            path.replace(withdrawn)
+        except OSError as error:
+            _log.error("%s cannot be deleted: %s", path, error)
+        self._remove(withdrawn)
+
+
+def keep_only_log(trained: Path) -> None:
+    """Delete the states of a training, which are for a --resume; keep its log."""
+    (trained / TRAINING / "log.jsonl").replace(trained / LOG)
+    remove_tree(trained / TRAINING)
 
 
 def _read_versions(folder: Path) -> Iterable[HeadVersion]:
     """Yield the versions of a directory; log those that cannot be read."""
     for path in sorted(folder.iterdir()):
         try:
-            value = json.loads((path / LEARNED).read_text(encoding="utf-8"))
-            version = HeadVersion(**{**value, "tenants": tuple(value["tenants"])})
+            version = msgspec.json.decode((path / LEARNED).read_bytes(), type=HeadVersion)
             if str(version.number) != path.name:
                 raise ValueError("another number")
             yield version
-        except (OSError, ValueError, TypeError, KeyError) as error:
+        except (OSError, ValueError, msgspec.MsgspecError, RecursionError) as error:
             _log.warning("%s is not a version and is not used: %s", path, error)
 
 
@@ -211,7 +241,7 @@ def _read_state(path: Path) -> dict[str, Any]:
         reason = "it is no object"
     except FileNotFoundError:
         return {}
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         reason = str(error)
     _log.warning("%s is damaged, no version is in use: %s", path, reason)
     return {}

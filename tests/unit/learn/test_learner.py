@@ -1,6 +1,9 @@
 """When trainings begin, what becomes of their versions, and what rollback and forget do."""
 
 import json
+import shutil
+import tempfile
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -11,6 +14,7 @@ from foreword.control.policy_file.document import Stage
 from foreword.control.policy_file.parsing import read_policy
 from foreword.errors import RequestError
 from foreword.learn.directory import lock_directory
+from foreword.learn.texts import KeptTexts
 from foreword.learn.training import LOG, SHARED_MEMORY
 from foreword.learn.versions import Versions
 from helpers.learn_world import MODEL, LearnWorld
@@ -182,6 +186,15 @@ def test_forget_deletes_the_texts_and_all_versions_trained_on_them(world: LearnW
     assert world.versions.candidate == 3  # numbers are not used again: drafters are cached by path
 
 
+def test_forget_deletes_all_versions_that_descend_from_the_texts(world: LearnWorld):
+    world.serve(40, "a")
+    world.train_and_use(1)
+    world.texts.forget("a")  # they leave by their age
+    world.train_and_use(2)
+    world.learner.act("forget", "a")
+    assert _stages(world) == {} and world.learner.report().version is None
+
+
 def test_forget_ends_a_training_on_the_texts(world: LearnWorld):
     world.serve(40, "a")
     world.idle(times=2)
@@ -249,6 +262,159 @@ def test_texts_that_cannot_be_written_fail_the_training(world: LearnWorld, monke
     assert world.learner.report().reason == "its texts cannot be written: no space left"
 
 
+@pytest.mark.parametrize(
+    "log", ["{", '{"set": "held out", "step": 0}', '{"set": "held out", "tau": []}', "[]"]
+)
+def test_a_damaged_log_fails_the_training(world: LearnWorld, log: str):
+    world.serve(40)
+    world.idle(times=2)
+    world.process.end_well(None, 1.5)
+    (world.process.head / "training/log.jsonl").write_text(log, encoding="utf-8")
+    world.idle()
+    report = world.learner.report()
+    assert report.state == "failed" and report.failures == 1 and "Error" in report.reason
+    assert not Path(world.process.option("--data")).exists() and not world.process.head.exists()
+
+
+def test_a_training_without_any_text_has_failed(world: LearnWorld):
+    world.serve(40)
+    world.work.is_held = True
+    world.idle()
+    assert world.trainings.job is not None
+    world.trainings._run.job = replace(world.trainings.job, kept=KeptTexts((), 0, 0))  # type: ignore[union-attr]
+    world.work.release()
+    world.idle()
+    assert world.learner.report().reason == "no texts are left to train on"
+
+
+def test_a_version_that_cannot_be_written_has_failed(world: LearnWorld, monkeypatch: pytest.MonkeyPatch):
+    def full(*_: object) -> None:
+        raise RequestError("no space left")
+
+    world.serve(40)
+    world.idle(times=2)
+    world.process.end_well(None, 1.5)
+    with monkeypatch.context() as patch:
+        patch.setattr(Versions, "publish", full)
+        world.idle()
+    report = world.learner.report()
+    assert report.reason == "version 1 was not kept: no space left" and report.versions == ()
+    assert not world.process.head.exists()
+    world.serve(40)
+    with monkeypatch.context() as patch:
+        patch.setattr(Versions, "begin", full)
+        world.idle(100)
+    assert world.learner.report().reason == "no space left" and len(world.processes) == 1
+    assert not world.trainings.may_begin
+
+
+def test_a_full_disk_drops_no_version_in_use(world: LearnWorld, monkeypatch: pytest.MonkeyPatch):
+    def full(*_: object) -> None:
+        raise RequestError("no space left")
+
+    world.train_and_use(1)
+    world.versions.candidate, world.versions.current = 1, None
+    with monkeypatch.context() as patch:
+        patch.setattr("foreword.learn.rollout.write_policy", full)
+        world.controller.document = replace(world.controller.document, drafters={})
+        world.idle(times=100)
+    assert world.versions.candidate == 1
+
+
+def test_slow_work_is_done_in_the_background(tmp_path: Path):
+    """Nothing that takes long with many texts or large heads happens in the engine's thread."""
+    world = LearnWorld(tmp_path / "learn", keeps_texts=True)
+    world.serve(40)
+    world.work.is_held = True
+    world.idle(times=2)
+    assert not world.processes and not (world.settings.home / "texts").exists()
+    world.work.release()
+    assert world.processes and (world.settings.home / "texts").exists()
+    world.idle()
+    world.process.end_well(None, 1.5)
+    world.work.is_held = True
+    world.idle(times=2)
+    assert (world.process.head / "training").exists() and world.versions.candidate is None
+    world.work.release()
+    world.idle()
+    assert world.versions.candidate == 1
+
+
+def test_a_training_that_is_stopped_while_it_is_prepared_leaves_nothing(world: LearnWorld):
+    """Its texts were written, and its process started, after the tenant's deletion."""
+    world.serve(40, "a")
+    world.work.is_held = True
+    world.idle()
+    before = _private_folders()
+    world.learner.act("forget", "a")
+    world.work.release()
+    assert world.trainings.job is None and not world.processes
+    assert _private_folders() == before
+
+
+def test_a_process_that_starts_while_its_training_is_stopped_is_killed(
+    world: LearnWorld, monkeypatch: pytest.MonkeyPatch
+):
+    start = world.trainings.start
+
+    def forget_first(*arguments: Any) -> Any:
+        process = start(*arguments)
+        world.learner.act("forget", "a")
+        return process
+
+    world.trainings.start = forget_first
+    world.serve(40, "a")
+    world.idle(times=2)
+    assert world.process.calls == ["kill"] and not Path(world.process.option("--data")).exists()
+    assert world.trainings.job is None
+
+
+def _private_folders() -> set[Path]:
+    folder = SHARED_MEMORY if SHARED_MEMORY.is_dir() else Path(tempfile.gettempdir())
+    return set(folder.glob("foreword-learn-*"))
+
+
+def test_an_action_that_fails_does_not_end_the_engine(
+    world: LearnWorld, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+):
+    def broken(*_: object) -> None:
+        raise KeyError(3)
+
+    monkeypatch.setattr(Versions, "roll_back", broken)
+    world.learner.act("rollback", "")
+    assert "rollback failed" in caplog.text
+
+
+def test_texts_stored_before_a_deletion_are_deleted(tmp_path: Path):
+    world = LearnWorld(tmp_path / "learn", keeps_texts=True)
+    world.serve(40, "a")
+    world.serve(5, "b")
+    world.work.is_held = True
+    world.idle()
+    world.learner.act("forget", "a")
+    world.work.release()
+    assert [path.name for path in (world.settings.home / "texts").iterdir()] == ["b"]
+
+
+def test_forget_deletes_directories_of_unknown_tenants(world: LearnWorld):
+    world.train_and_use(1)
+    (world.versions.path(7)).mkdir()
+    (world.versions.path(7) / "learned.json").write_text("{", encoding="utf-8")
+    versions = _reopened(world)
+    assert not versions.forget("a")
+    assert {path.name for path in (world.settings.home / "versions").iterdir()} == {"1"}
+
+
+def test_a_deletion_that_is_interrupted_is_finished_at_the_next_start(world: LearnWorld):
+    world.train_and_use(1)
+    world.work.is_held = True
+    removed: list[Path] = []
+    versions = Versions(world.settings.home, MODEL, "here", removed.append)
+    versions.forget("")
+    assert removed and removed[0].exists() and not versions.all
+    assert not _reopened(world).all and not removed[0].exists()
+
+
 def test_texts_of_a_killed_engine_are_deleted_at_the_next_start(world: LearnWorld):
     world.serve(40)
     world.idle(times=2)
@@ -310,12 +476,25 @@ def test_unfinished_and_damaged_versions_are_not_used(world: LearnWorld):
     (folder / "8").mkdir()
     (folder / "9").mkdir()
     (folder / "9/learned.json").write_text("{}", encoding="utf-8")
+    shutil.copytree(folder / "1", folder / "10")
+    learned = (folder / "1/learned.json").read_text("utf-8").replace('"number": 1,', '"number": "10",')
+    (folder / "10/learned.json").write_text(learned, encoding="utf-8")
     versions = _reopened(world)
     assert set(versions.all) == {1} and versions.current == 1 and not (folder / ".7").exists()
 
 
 @pytest.mark.parametrize(
-    "text", ["", "[]", '{"next": "x", "current": 1}', '{"current": [1]}', '{"dropped": {"1": 2}}']
+    "text",
+    [
+        "",
+        "[]",
+        "[" * 100_000,
+        '{"next": "x", "current": 1}',
+        '{"next": Infinity, "current": 1}',
+        '{"current": [1]}',
+        '{"current": true}',
+        '{"dropped": {"1": 2}}',
+    ],
 )
 def test_a_damaged_state_is_not_used(world: LearnWorld, text: str):
     world.train_and_use(1)
@@ -334,7 +513,11 @@ def test_a_second_server_on_the_directory_is_refused(tmp_path: Path):
     with pytest.raises(RequestError, match="another server learns in"):
         lock_directory(tmp_path)
     release()
-    lock_directory(tmp_path)()
+    again = lock_directory(tmp_path)
+    release()  # again, which closes nothing: the descriptor may be another file's now
+    with pytest.raises(RequestError):
+        lock_directory(tmp_path)
+    again()
 
 
 def test_which_requests_are_kept(world: LearnWorld):

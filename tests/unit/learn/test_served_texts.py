@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+from foreword.learn.factory import restored_texts
 from foreword.learn.settings import LearnSettings
 from foreword.learn.stored_texts import forget_stored, read_texts, store_texts
 from foreword.learn.texts import ServedTexts
@@ -9,6 +10,11 @@ from foreword.train.texts.documents import is_held_out, make_document, write_sha
 from helpers.clocks import ScriptedClock
 
 ANSWER = list(range(20))
+
+
+def _all(tenant: str) -> bool:
+    """All tenants take part."""
+    return True
 
 
 def _texts(clock: ScriptedClock | None = None, **settings: object) -> ServedTexts:
@@ -123,20 +129,66 @@ def test_stored_texts_are_read_again(tmp_path: Path):
     folder = tmp_path / "texts"
     store_texts(folder, texts, "model")
     store_texts(folder, texts, "model")  # replaces what was stored
-    read = read_texts(folder)
+    read = read_texts(folder, "model", _all)
     assert [(text.tenant, text.at) for text in read] == [(t.tenant, t.at) for t in texts]
     assert all((a.document.tokens == b.document.tokens).all() for a, b in zip(read, texts, strict=True))
     assert folder.stat().st_mode & 0o077 == 0
     forget_stored(folder, "a")
     forget_stored(folder, "..")
-    assert [text.tenant for text in read_texts(folder)] == [""]
+    assert [text.tenant for text in read_texts(folder, "model", _all)] == [""]
 
 
 def test_damaged_stored_texts_are_left_out(tmp_path: Path, caplog: object):
-    for name, kind in (("good", "5.0"), ("bad", "no time")):
+    for name, kind in (("good", "5.0"), ("bad", "no time"), ("never", "nan")):
         (tmp_path / name).mkdir()
         document = make_document([1, 2, 3], [(1, 3)], kind, 0.0)
         write_shard(tmp_path / name, [document], "model")
     (tmp_path / "worse").mkdir()
     (tmp_path / "worse/shard-00000.safetensors").write_bytes(b"nothing")
-    assert [text.tenant for text in read_texts(tmp_path)] == ["good"]
+    assert [text.tenant for text in read_texts(tmp_path, "model", _all)] == ["good"]
+    assert not read_texts(tmp_path, "another model", _all)
+
+
+def test_stored_texts_of_tenants_that_no_longer_take_part_are_deleted(tmp_path: Path):
+    texts = _texts()
+    for tenant in ("a", "b"):
+        _fill(texts, 2, tenant)
+    store_texts(tmp_path / "texts", texts, "model")
+    settings = LearnSettings(str(tmp_path), tenants=("b",), keeps_texts=True)
+    restored = restored_texts(settings, "model", ScriptedClock())
+    assert {text.tenant for text in restored} == {"b"} and len(restored) == 2
+    assert [path.name for path in (tmp_path / "texts").iterdir()] == ["b"]
+
+
+def test_stored_texts_that_are_too_old_leave_the_disk_at_the_next_start(tmp_path: Path):
+    clock = ScriptedClock()
+    texts = _texts(clock)
+    _fill(texts, 2)
+    clock.pass_by(3600)
+    _fill(texts, 1, first=2)
+    store_texts(tmp_path / "texts", texts, "model")
+    clock.pass_by(1)
+    settings = LearnSettings(str(tmp_path), hours=1, keeps_texts=True)
+    assert len(restored_texts(settings, "model", clock)) == 1
+    assert len(read_texts(tmp_path / "texts", "model", _all)) == 1
+
+
+def test_texts_of_an_interrupted_store_are_deleted(tmp_path: Path):
+    """The server was killed while it replaced the stored texts."""
+    texts = _texts()
+    _fill(texts, 2, "a")
+    store_texts(tmp_path / "texts", texts, "model")
+    (tmp_path / "texts").replace(tmp_path / ".texts")
+    forget_stored(tmp_path / "texts", "a")
+    assert not list((tmp_path / ".texts").iterdir())
+    store_texts(tmp_path / "texts", texts, "model")
+    (tmp_path / "texts").replace(tmp_path / ".texts")
+    assert not read_texts(tmp_path / "texts", "model", _all)
+    assert not (tmp_path / ".texts").exists()
+
+
+def test_a_text_longer_than_all_that_may_be_kept_drops_no_others():
+    texts = _texts(tokens=100)
+    _fill(texts, 3)
+    assert not texts.add([9], list(range(100)), "", 0.0)
+    assert len(texts) == 3

@@ -53,6 +53,8 @@ class PolicyFileController:
         self.configs: Configs = drafter_configs(self.document)
         self._file = WatchedFile(self.path, self.clock)
         self._lock = Lock()
+        self._adopting = Lock()  # held while a changed file comes into use
+        self._reads = 0  # how often a changed file was read
         self._labels: set[str] = set()  # cohort labels in use
         self._overload_switches: dict[str, Switch] = {}  # by drafter; closed under overload
         self._baselines = Baselines()
@@ -71,11 +73,17 @@ class PolicyFileController:
     def assign(self, new: NewRequest) -> Assignment:
         """Return a request's cohort, drafters and service class, by the newest version of the file."""
         self._reload_if_changed()
-        with self._lock:
-            document, configs = self.document, self.configs
         traits = self.traits(new)
-        assigned = self._assign(new, traits, document, configs)
-        return replace(assigned, service=document.service.of(traits))
+        while True:
+            with self._lock:
+                document, configs = self.document, self.configs
+            try:
+                assigned = self._assign(new, traits, document, configs)
+            except RequestError:
+                if document is self.document:
+                    raise
+                continue  # the file has changed meanwhile, which released a drafter of the old one
+            return replace(assigned, service=document.service.of(traits))
 
     def _assign(
         self, new: NewRequest, traits: RequestTraits, document: PolicyFile, configs: Configs
@@ -234,32 +242,50 @@ class PolicyFileController:
         except ForewordError as error:
             _log.warning("%s has changed and is not used, the old one stays: %s", self.path, error)
             return
-        if all(self._pool.is_ready(config.as_mapping()) for config in configs.values()):
-            self._adopt(document, configs)
-        else:
-            self.background.start(lambda: self._prepare(document, configs), "foreword-policy")
+        with self._lock:
+            self._reads += 1
+            read = self._reads
+        if not self._is_ready(configs) or not self._adopt(document, configs, read):
+            self.background.start(lambda: self._prepare(document, configs, read), "foreword-policy")
 
-    def _prepare(self, document: PolicyFile, configs: Configs) -> None:
-        """Create the drafters of a changed file, then use it; runs in a thread, since a model may be loaded."""
+    def _is_ready(self, configs: Configs) -> bool:
+        return all(self._pool.is_ready(config.as_mapping()) for config in configs.values())
+
+    def _prepare(self, document: PolicyFile, configs: Configs, read: int) -> None:
+        """Create the drafters of a changed file, then use it; runs in a thread, since a model may be loaded.
+
+        Return without effect if the file has changed again.
+        """
         try:
-            for config in configs.values():
-                self._pool.create_early(config)
+            is_adopted = False
+            while not is_adopted and read == self._reads:
+                for config in configs.values():
+                    self._pool.create_early(config)
+                is_adopted = self._adopt(document, configs, read)
         except EngineStopped:  # The engine was closed meanwhile.
             return
         except ForewordError as error:
             _log.warning("%s has changed and is not used, the old one stays: %s", self.path, error)
             return
-        self._adopt(document, configs)
 
-    def _adopt(self, document: PolicyFile, configs: Configs) -> None:
-        """Use a changed file from now on."""
-        with self._lock:
-            self.configs = configs
-            self.document = document
-            self.policy.use(document.settings)
-            self.rollouts.apply_rules(document.rollouts)
-        self._pool.keep(configs.values())
+    def _adopt(self, document: PolicyFile, configs: Configs, read: int) -> bool:
+        """Use a changed file from now on.
+
+        Return False, without effect, if it has changed again, or if one of its drafters was released meanwhile.
+        """
+        with self._adopting:
+            # Requests use drafters of the old file until the new one is in use.
+            self._pool.keep([*self.configs.values(), *configs.values()])
+            if read != self._reads or not self._is_ready(configs):
+                return False
+            with self._lock:
+                self.configs = configs
+                self.document = document
+                self.policy.use(document.settings)
+                self.rollouts.apply_rules(document.rollouts)
+            self._pool.keep(configs.values())
         _log.info("%s has changed and is used from now on", self.path)
+        return True
 
     def close(self) -> None:
         """Stop loading drafters, and save the roll-outs."""

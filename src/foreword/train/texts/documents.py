@@ -71,11 +71,12 @@ def write_shard(directory: Path, documents: Sequence[Document], model: str | Non
     numbers = [int(path.stem.removeprefix("shard-")) for path in directory.glob(_PATTERN)]
     path = directory / f"shard-{max(numbers, default=-1) + 1:05d}.safetensors"
     kinds = sorted({document.kind for document in documents})
+    numbered = {kind: number for number, kind in enumerate(kinds)}
     tensors = {
         "tokens": np.concatenate([document.tokens for document in documents]),
         "is_answer": np.concatenate([document.is_answer for document in documents]),
         "lengths": np.array([len(document.tokens) for document in documents], np.int64),
-        "kinds": np.array([kinds.index(document.kind) for document in documents], np.int32),
+        "kinds": np.array([numbered[document.kind] for document in documents], np.int32),
         "temperatures": np.array([document.temperature for document in documents], np.float32),
         "held_out": np.array([document.held_out for document in documents], np.bool_),
     }
