@@ -337,6 +337,12 @@ def test_a_second_server_on_the_directory_is_refused(tmp_path: Path):
     lock_directory(tmp_path)()
 
 
+def test_a_directory_that_cannot_be_written_to_is_refused(tmp_path: Path):
+    (tmp_path / "lock").mkdir()
+    with pytest.raises(RequestError, match="cannot be written to: Is a directory; give another --learn-dir"):
+        lock_directory(tmp_path)
+
+
 def test_which_requests_are_kept(world: LearnWorld):
     def end(**changes: Any) -> int:
         values: dict[str, Any] = {
