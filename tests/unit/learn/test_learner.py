@@ -192,6 +192,19 @@ def test_forget_ends_a_training_on_the_texts(world: LearnWorld):
     assert world.learner.report().failures == 0
 
 
+def test_the_log_says_which_head_is_in_use_after_an_action(
+    world: LearnWorld, caplog: pytest.LogCaptureFixture
+):
+    world.train_and_use(1)
+    world.train_and_use(2)
+    with caplog.at_level("INFO"):
+        world.learner.act("rollback", "")
+        world.learner.act("forget", "")
+    rolled_back, forgotten = [text for text in caplog.messages if text.startswith("learning: ")]
+    assert rolled_back == "learning: rolled back; version 1 of the head is in use"
+    assert forgotten == "learning: the tenant without an API key is forgotten; the initial head is in use"
+
+
 def test_an_unknown_action_is_only_logged(world: LearnWorld, caplog: pytest.LogCaptureFixture):
     world.learner.act("dance", "")
     assert "'dance'" in caplog.text
