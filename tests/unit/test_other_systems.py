@@ -26,7 +26,7 @@ LINUX_ONLY = re.compile(
     r"|accept4|close_range|gettid|getrandom|\bsyscall\("
 )
 WITH_FALLBACK = {
-    "native/dispatch.cpp": {"asm/hwcap", "getauxval("},  # for __linux__; every Apple core has the dot product
+    "native/dispatch.cpp": {"asm/hwcap", "getauxval(", "syscall("},  # for __linux__; every Apple core has the dot product
     "native/packed_matrix.cpp": {"MADV_HUGEPAGE"},  # where the header has it
     "src/foreword/backends/cpu/resident.py": {
         "/proc",
@@ -34,6 +34,7 @@ WITH_FALLBACK = {
         "malloc_trim",
     },  # nothing is given back
     "src/foreword/backends/cuda/compiling.py": {"sched_getaffinity"},  # CUDA is on Linux alone
+    "src/foreword/bench/learning/processes.py": {"/proc"},
     "src/foreword/bench/peers.py": {"/proc"},
     "src/foreword/bench/server_overhead.py": {"/proc"},
     "src/foreword/cli/bench/common.py": {"/proc"},

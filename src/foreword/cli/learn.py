@@ -47,7 +47,7 @@ def summary(report: LearningReport) -> str:
         f"learning: {report.state}" + (f" ({report.reason})" if report.reason else ""),
         f"{report.new_tokens:,} of {report.wanted_tokens:,} new tokens",
         f"{report.texts:,} texts kept",
-        "head of the start in use" if report.version is None else f"version {report.version} in use",
+        "initial head in use" if report.version is None else f"version {report.version} in use",
     ]
     if newest is not None:
         parts[-1] += f", tokens per pass on held-out texts {newest.tau_before:.2f} -> {newest.tau_after:.2f}"

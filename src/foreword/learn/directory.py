@@ -9,15 +9,22 @@ from foreword.train.files import require_directory
 
 
 def lock_directory(directory: Path) -> Callable[[], None]:
-    """Create and lock the directory; return the function that unlocks it. Raise `RequestError` if it is in use.
+    """Create and lock the directory; return the function that unlocks it.
+
+    Raise `RequestError` if it is in use or cannot be written to.
 
     The function may be called again, without effect. The operating system also unlocks it when the process ends.
     """
     import fcntl
 
     require_directory(directory)
-    directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-    descriptor = os.open(directory / "lock", os.O_RDWR | os.O_CREAT, 0o600)
+    try:
+        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        descriptor = os.open(directory / "lock", os.O_RDWR | os.O_CREAT, 0o600)
+    except OSError as error:
+        raise RequestError(
+            f"{directory} cannot be written to: {error.strerror}; give another --learn-dir"
+        ) from None
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:

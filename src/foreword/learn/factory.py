@@ -1,5 +1,6 @@
 """Creates the engine of `foreword serve --learn` in its process."""
 
+import logging
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -32,6 +33,8 @@ from foreword.progress import StageProgress
 from foreword.train.files import identity_of
 from foreword.wire import factory
 from foreword.wire.frames import Start
+
+_log = logging.getLogger(__name__)
 
 
 def load_engine(start: Start, on_stage: StageProgress) -> Engine:
@@ -94,6 +97,7 @@ class LearnSetup:
         )
         trainings = Trainings(settings, trainee, self.start, self.clock, work)
         rollouts = VersionRollouts(versions, controller, settings, self.clock, partial(drafter_with, default))
+        _log.info("learning: %d versions of the head in %s", len(versions.all), settings.home)
         core.learner = HeadLearner(
             settings,
             texts,

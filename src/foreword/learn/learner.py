@@ -122,8 +122,11 @@ class HeadLearner:
             if action == "rollback":
                 self.trainings.stop()  # it begins from the version that is rolled back
                 self.versions.roll_back("rolled back by hand")
+                _log.info("learning: rolled back; %s is in use", self._head_in_use)
             elif action == "forget":
                 self._forget(tenant)
+                name = tenant or "without an API key"
+                _log.info("learning: the tenant %s is forgotten; %s is in use", name, self._head_in_use)
             else:
                 _log.warning("learning: unknown action %r", action)
                 return
@@ -139,6 +142,11 @@ class HeadLearner:
         self.trainings.work.add(lambda: forget_stored(self._texts_folder, tenant))
         if self.versions.forget(tenant) and self.trainings.job is not None:
             self.trainings.stop()  # the version from which it begins may be deleted
+
+    @property
+    def _head_in_use(self) -> str:
+        current = self.versions.current
+        return "the initial head" if current is None else f"version {current} of the head"
 
     @property
     def _texts_folder(self) -> Path:

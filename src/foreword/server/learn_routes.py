@@ -1,6 +1,5 @@
 """Routes of a head that is trained on served texts: report, rollback, and deletion of a tenant's texts."""
 
-import re
 from dataclasses import asdict
 
 from fastapi import APIRouter
@@ -16,11 +15,10 @@ from foreword.server.context import ServerContext
 from foreword.server.errors import ApiError
 from foreword.server.middleware import caller_of
 from foreword.server.ops_routes import check_admin
+from foreword.server.settings import is_tenant
 
 OWN, KEYLESS = "me", "none"
 """Names of the caller's own tenant, and of the tenant of all requests without an API key."""
-
-_TENANT = re.compile("[0-9a-f]{32}")  # as `tenant_of` names tenants
 
 
 class LearnRequest(StrictBody):
@@ -80,7 +78,7 @@ def _forgettable(context: ServerContext, request: Request, tenant: str) -> str:
     name = {OWN: own, KEYLESS: ""}.get(tenant, tenant)
     if not own or name != own:
         check_admin(context, request)
-    if name and not _TENANT.fullmatch(name):
+    if name and not is_tenant(name):
         raise ApiError(
             400, f"a tenant is {OWN}, {KEYLESS}, or 32 digits from `foreword policy tenant`", param="tenant"
         )

@@ -1,5 +1,6 @@
 """Server settings and limits."""
 
+import re
 import socket
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -139,3 +140,8 @@ class ServerSettings:
 def tenant_of(api_key: str) -> str:
     """Return the tenant's name: a hash of the API key, so that the key itself is not passed on."""
     return sha256(b"foreword tenant\0" + api_key.encode("utf-8", "surrogateescape")).hexdigest()[:32]
+
+
+def is_tenant(name: str) -> bool:
+    """Return whether `tenant_of` could return this name."""
+    return re.fullmatch("[0-9a-f]{32}", name) is not None

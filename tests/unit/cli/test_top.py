@@ -36,7 +36,7 @@ def test_a_head_in_training_has_a_line():
     )
     failed = replace(TRAINED, state="failed", reason="cannot write [/dev/shm/x]", version=None)
     assert "learning: failed (cannot write [/dev/shm/x]); " in printed(failed, 200)
-    assert "head of the start in use" in printed(failed, 200)
+    assert "initial head in use" in printed(failed, 200)
 
 
 @pytest.mark.parametrize(("status", "is_shown"), [(404, True), (401, False), (503, False)])

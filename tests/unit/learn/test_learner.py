@@ -205,6 +205,19 @@ def test_forget_ends_a_training_on_the_texts(world: LearnWorld):
     assert world.learner.report().failures == 0
 
 
+def test_the_log_says_which_head_is_in_use_after_an_action(
+    world: LearnWorld, caplog: pytest.LogCaptureFixture
+):
+    world.train_and_use(1)
+    world.train_and_use(2)
+    with caplog.at_level("INFO"):
+        world.learner.act("rollback", "")
+        world.learner.act("forget", "")
+    rolled_back, forgotten = [text for text in caplog.messages if text.startswith("learning: ")]
+    assert rolled_back == "learning: rolled back; version 1 of the head is in use"
+    assert forgotten == "learning: the tenant without an API key is forgotten; the initial head is in use"
+
+
 def test_an_unknown_action_is_only_logged(world: LearnWorld, caplog: pytest.LogCaptureFixture):
     world.learner.act("dance", "")
     assert "'dance'" in caplog.text
@@ -518,6 +531,12 @@ def test_a_second_server_on_the_directory_is_refused(tmp_path: Path):
     with pytest.raises(RequestError):
         lock_directory(tmp_path)
     again()
+
+
+def test_a_directory_that_cannot_be_written_to_is_refused(tmp_path: Path):
+    (tmp_path / "lock").mkdir()
+    with pytest.raises(RequestError, match="cannot be written to: Is a directory; give another --learn-dir"):
+        lock_directory(tmp_path)
 
 
 def test_which_requests_are_kept(world: LearnWorld):

@@ -68,7 +68,7 @@ class ShiftReport:
     seconds: float = 0.0
     trained_seconds: float | None = None  # until the first version was trained; None: none was
     on_seconds: float | None = None  # until a version was in use for all requests; None: none was
-    version: int | None = None  # the version in use; None: the head of the start
+    version: int | None = None  # the version in use; None: the initial head
     state: str = ""  # of the learner at the end
     reason: str = ""  # why the last training failed or its version was not kept
     stage: str = ""  # of the newest version's roll-out, and why; empty: there is no version

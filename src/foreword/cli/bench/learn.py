@@ -89,7 +89,7 @@ class Learn(Benchmark):
             return observe_shift(server(static), server(learning), traffic, settings, show)
 
     def _measure(self, path: Path, version: Path, traffic: "ShiftedTraffic") -> "list[HeadRow]":
-        """Compare the head of the start with the trained version."""
+        """Compare the initial head with the trained version."""
         from foreword.acceptance.params import SamplingParams
         from foreword.bench.learning.heads import measure_heads
         from foreword.drafters.config import SpeculationConfig

@@ -1,12 +1,13 @@
 """Options of `foreword serve` for training the head on the served texts."""
 
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from foreword.cli.options.common import split_list
 from foreword.cli.options.grouped import flag, option
-from foreword.cli.options.model import check_device
+from foreword.cli.options.model import check_device_of
 from foreword.errors import RequestError
 
 if TYPE_CHECKING:
@@ -40,7 +41,7 @@ class LearnOptions:
 
     def __post_init__(self) -> None:
         if self.learn_device is not None:
-            check_device(self.learn_device)
+            check_device_of("--learn-device", self.learn_device)
         defaults = {name: one.default for name, one in type(self).__dataclass_fields__.items()}
         changed = [name for name, value in asdict(self).items() if value != defaults[name]]
         if changed and not self.learn:
@@ -56,10 +57,7 @@ class LearnOptions:
             raise RequestError("--learn trains a drafter; leave out --speculation off")
         if processes > 1:
             raise RequestError("--learn does not support a --tensor-parallel-size above 1")
-        if has_keys and not split_list(self.learn_tenants):
-            raise RequestError(
-                "with API keys, --learn needs --learn-tenants: the tenants whose texts may be used, or *"
-            )
+        _check_tenants(split_list(self.learn_tenants), has_keys)
 
     def settings(self, checkpoint: "Checkpoint", choice: "SpeculationChoice") -> dict[str, Any]:
         """Return the fields of `LearnSettings` given by these options; empty without `--learn`.
@@ -87,3 +85,21 @@ class LearnOptions:
             "tenants": list(split_list(self.learn_tenants)) or ["*"],
             "keeps_texts": self.learn_keep_texts,
         }
+
+
+def _check_tenants(tenants: Sequence[str], has_keys: bool) -> None:
+    """Raise `RequestError` for tenants that no request can have: without it, no text would be kept."""
+    from foreword.server.settings import is_tenant
+
+    if has_keys and not tenants:
+        raise RequestError(
+            "with API keys, --learn needs --learn-tenants: the tenants whose texts may be used, or *"
+        )
+    named = [tenant for tenant in tenants if tenant != "*"]
+    if named and not has_keys:
+        raise RequestError("--learn-tenants: a server without API keys has one tenant; leave the option out")
+    for tenant in named:
+        if not is_tenant(tenant):
+            raise RequestError(
+                f"--learn-tenants: a tenant is 32 digits from `foreword policy tenant`, or *, not {tenant!r}"
+            )

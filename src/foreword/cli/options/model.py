@@ -32,8 +32,13 @@ KV_DTYPES = ("auto", "float32", "bfloat16", "int8", "fp8")
 
 
 def check_device(device: str) -> str:
+    return check_device_of("--device", device)
+
+
+def check_device_of(option: str, device: str) -> str:
+    """Return the device given to an option; raise `RequestError` if it is not a device's name."""
     if not re.fullmatch(r"auto|cpu|cuda(:\d+)?", device):
-        raise RequestError(f"--device must be auto, cpu or cuda, not {device!r}")
+        raise RequestError(f"{option} must be auto, cpu or cuda, not {device!r}")
     return device
 
 

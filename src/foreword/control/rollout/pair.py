@@ -99,7 +99,7 @@ class PairRollout:
 
     def begin(self) -> None:
         """Start at the stage of the policy file."""
-        self.move(Stage(self.rule.start), "the policy file says so")
+        self.move(Stage(self.rule.start), "first stage in the policy file")
 
     @property
     def percent(self) -> float:

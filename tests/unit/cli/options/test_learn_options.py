@@ -12,7 +12,9 @@ from foreword.engine.drafting.default_speculation import SpeculationChoice
 from foreword.errors import RequestError
 from foreword.learn.settings import LearnSettings
 from foreword.models.formats.checkpoint import open_checkpoint
+from foreword.server.settings import tenant_of
 
+A = tenant_of("a")
 CHOICE = SpeculationChoice(SpeculationConfig.parse({"method": "ngram"}), "chosen")
 
 
@@ -48,8 +50,23 @@ def test_other_options_need_learning(options: dict[str, Any], name: str):
         LearnOptions(**options)
 
 
+@pytest.mark.parametrize(
+    ("tenants", "has_keys", "message"),
+    [
+        ("Bob", True, "32 digits from `foreword policy tenant`, or [*], not 'Bob'"),
+        (f"{A},*,none", True, "not 'none'"),
+        (A, False, "a server without API keys has one tenant"),
+    ],
+)
+def test_tenants_that_no_request_can_have_are_refused(tenants: str, has_keys: bool, message: str):
+    LearnOptions(learn=True, learn_tenants=f"{A},*").check(None, "auto", 1, has_keys=True)
+    LearnOptions(learn=True, learn_tenants="*").check(None, "auto", 1, has_keys=False)
+    with pytest.raises(RequestError, match=message):
+        LearnOptions(learn=True, learn_tenants=tenants).check(None, "auto", 1, has_keys)
+
+
 def test_an_unknown_device_is_refused():
-    with pytest.raises(RequestError, match="--device must be auto, cpu or cuda"):
+    with pytest.raises(RequestError, match="--learn-device must be auto, cpu or cuda"):
         LearnOptions(learn=True, learn_device="tpu")
 
 
