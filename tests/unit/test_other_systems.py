@@ -26,7 +26,11 @@ LINUX_ONLY = re.compile(
     r"|accept4|close_range|gettid|getrandom|\bsyscall\("
 )
 WITH_FALLBACK = {
-    "native/dispatch.cpp": {"asm/hwcap", "getauxval(", "syscall("},  # for __linux__; every Apple core has the dot product
+    "native/dispatch.cpp": {
+        "asm/hwcap",
+        "getauxval(",
+        "syscall(",
+    },  # for __linux__; every Apple core has the dot product
     "native/packed_matrix.cpp": {"MADV_HUGEPAGE"},  # where the header has it
     "src/foreword/backends/cpu/resident.py": {
         "/proc",
