@@ -131,6 +131,7 @@ class LearnWorld:
         self.settings = LearnSettings(str(folder), **{"min_tokens": 100, "text_tokens": 200, **settings})
         self.clock = clock or ScriptedClock(now=1000.0)
         self.processes: list[FakeProcess] = []
+        self.emptied: list[int | None] = []  # version in use whenever the prefix cache was emptied
         folder.mkdir(exist_ok=True)
         if controller is None:
             write_policy(self.settings.policy_path, policy_document({}, {}, self.settings))
@@ -146,6 +147,7 @@ class LearnWorld:
             self.settings,
             self.clock,
             lambda head: {"method": "eagle3", "model": str(head)},
+            lambda: self.emptied.append(self.versions.current),
         )
         self.learner = HeadLearner(
             self.settings, self.texts, self.trainings, rollouts, first_head, self.clock, self.clock

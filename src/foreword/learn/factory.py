@@ -96,7 +96,8 @@ class LearnSetup:
             _is_same(settings.device, device),
         )
         trainings = Trainings(settings, trainee, self.start, self.clock, work)
-        rollouts = VersionRollouts(versions, controller, settings, self.clock, partial(drafter_with, default))
+        configure, forget_prefixes = partial(drafter_with, default), core.cache.clear_prefix_cache
+        rollouts = VersionRollouts(versions, controller, settings, self.clock, configure, forget_prefixes)
         _log.info("learning: %d versions of the head in %s", len(versions.all), settings.home)
         core.learner = HeadLearner(
             settings,

@@ -27,6 +27,8 @@ class VersionRollouts:
     settings: LearnSettings
     clock: Callable[[], float]  # seconds
     configure: Callable[[Path], dict[str, Any]]  # the drafter's configuration with the head in a directory
+    # Empties the prefix cache: its pages have no rows of a head that was loaded later, and no request would add them.
+    forget_prefixes: Callable[[], None] = lambda: None
     _written: Mapping[str, Any] = field(init=False)  # contents of the file
     _written_at: float = 0.0
     _attempts: int = 0  # how often the same contents were written
@@ -69,6 +71,7 @@ class VersionRollouts:
         if pair.stage is Stage.ON:
             _log.info("version %d of the head is in use", number)
             self.versions.promote()
+            self.forget_prefixes()
             self.versions.prune(self.settings.kept_versions)
         elif pair.stage in (Stage.OFF, Stage.HELD):
             _log.info("version %d of the head is not used: %s", number, pair.reason)

@@ -102,6 +102,7 @@ def test_a_version_that_is_on_replaces_the_one_before(world: LearnWorld):
     assert _file(world) == {"learned-2": "on"}
     report = world.learner.report()
     assert report.version == 2 and _stages(world)[1] == ("off", "a newer version is used")
+    assert world.emptied == [1, 2]  # their rows are missing in cached pages
     world.idle(times=2)
     assert len(world.processes) == 3
 
