@@ -29,6 +29,7 @@ from foreword.learn.training import Trainee, Trainings
 from foreword.learn.versions import Versions, remove_tree
 from foreword.learn.work import OrderedWork
 from foreword.models.heads.shipped import head_named
+from foreword.paths import user_path
 from foreword.progress import StageProgress
 from foreword.train.files import identity_of
 from foreword.wire import factory
@@ -136,7 +137,7 @@ def first_head(default: SpeculationConfig | None) -> Path | None:
     if default is None or METHOD not in default.method:
         return None
     name = str(dict(default.options)["model"])
-    path = head_named(name) or Path(name).expanduser()
+    path = head_named(name) or user_path(name)
     if not path.is_dir():
         raise RequestError(f"--learn: the head {path} is not a directory; download it first")
     return path

@@ -6,9 +6,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from foreword.cli.options.common import split_list
-from foreword.cli.options.grouped import flag, option
+from foreword.cli.options.grouped import flag, given, option
 from foreword.cli.options.model import check_device_of
 from foreword.errors import RequestError
+from foreword.paths import user_path
 
 if TYPE_CHECKING:
     from foreword.engine.drafting.default_speculation import SpeculationChoice
@@ -42,10 +43,12 @@ class LearnOptions:
     def __post_init__(self) -> None:
         if self.learn_device is not None:
             check_device_of("--learn-device", self.learn_device)
-        defaults = {name: one.default for name, one in type(self).__dataclass_fields__.items()}
-        changed = [name for name, value in asdict(self).items() if value != defaults[name]]
-        if changed and not self.learn:
-            raise RequestError(f"--{changed[0].replace('_', '-')} needs --learn")
+        if not self.learn and (changed := given(self, *asdict(self))):
+            raise RequestError(f"{changed[0]} needs --learn")
+        if self.learn_min_tokens > self.learn_tokens:
+            raise RequestError(
+                f"--learn-min-tokens {self.learn_min_tokens} is more than --learn-tokens {self.learn_tokens} keeps"
+            )
 
     def check(self, policy: Path | None, speculation: str, processes: int, has_keys: bool) -> None:
         """Raise `RequestError` if the server's other options exclude `--learn`."""
@@ -74,13 +77,13 @@ class LearnOptions:
         if choice.config.fixed:
             raise RequestError("--learn needs a drafter whose depth the policy chooses; leave out fixed")
         directory = self.learn_dir or cache_directory() / "learn" / identity_of(checkpoint)
-        given = {
+        values = {
             name.removeprefix("learn_"): value
             for name, value in asdict(self).items()
             if name not in ("learn", "learn_dir", "learn_keep_texts", "learn_device", "learn_tenants")
         }
-        return given | {
-            "directory": str(directory.expanduser().resolve()),
+        return values | {
+            "directory": str(user_path(directory).resolve()),
             "device": self.learn_device or "",
             "tenants": list(split_list(self.learn_tenants)) or ["*"],
             "keeps_texts": self.learn_keep_texts,

@@ -50,6 +50,12 @@ def test_other_options_need_learning(options: dict[str, Any], name: str):
         LearnOptions(**options)
 
 
+def test_a_training_needs_no_more_texts_than_are_kept():
+    LearnOptions(learn=True, learn_tokens=2000, learn_min_tokens=2000)
+    with pytest.raises(RequestError, match="--learn-min-tokens 2001 is more than --learn-tokens 2000 keeps"):
+        LearnOptions(learn=True, learn_tokens=2000, learn_min_tokens=2001)
+
+
 @pytest.mark.parametrize(
     ("tenants", "has_keys", "message"),
     [
